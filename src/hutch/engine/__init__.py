@@ -1,0 +1,1 @@
+"""Sandboxes alive, and what of them is on disk."""

@@ -1,0 +1,65 @@
+"""What sandboxes leave on the host while they live, and what dead ones left behind."""
+
+from __future__ import annotations
+
+import os
+
+from ..config import cache_directory, data_directory
+from ..process import is_alive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def work_places() -> list[str]:
+    """Directories in which work directories are made, in the order in which they are tried."""
+    return [data_directory(), cache_directory(), "/var/tmp", "/tmp"]
+
+
+def find_stale() -> Iterator[tuple[str, str]]:
+    """Everything that dead processes left: ("cgroup" | "work", path)."""
+    from ..isolation import limits
+
+    for directory in limits.cgroup_roots():
+        for name in _names(directory):
+            if name.startswith("hutch-") and not is_alive(name.removeprefix("hutch-")):
+                yield "cgroup", f"{directory}/{name}"
+    for place in work_places():
+        for name in _names(place):
+            if name.startswith(".hutch-work-") and not is_alive(name.removeprefix(".hutch-work-")):
+                path = f"{place}/{name}"
+                if os.lstat(path).st_uid == os.geteuid():
+                    yield "work", path
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def clear_stale() -> list[str]:
+    """Remove what dead processes left, and say what that was."""
+    cleared = []
+    for kind, path in find_stale():
+        try:
+            if kind == "cgroup":
+                os.rmdir(path)
+            else:
+                remove_work_directory(path)
+            cleared.append(path)
+        except OSError:
+            continue  # still in use, or another hutch was faster
+    return cleared
+
+
+def remove_work_directory(path: str) -> None:
+    """Remove a work directory of overlayfs, which leaves its own part unreadable."""
+    import shutil
+
+    inner = f"{path}/work"
+    if os.path.isdir(inner) and not os.path.islink(inner):
+        os.chmod(inner, 0o700)
+    shutil.rmtree(path)

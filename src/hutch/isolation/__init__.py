@@ -1,0 +1,1 @@
+"""How a Spec is isolated. `jail` is the backend; the other modules each own one layer of it."""

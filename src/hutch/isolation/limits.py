@@ -1,0 +1,363 @@
+"""Bounding what a sandbox uses: which mechanism this machine offers, what to write, and what was hit.
+
+    tree      a cgroup counts every process of the sandbox
+    sampled   hutch looks at the whole tree again and again, and kills it
+    process   a resource limit that each process has for itself (processes: each user namespace)
+
+Which limit was hit is read from counters of the kernel or from a decision of our own, never guessed from exit code 137.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import HostError
+from ..model import MIB, HostPath, Limits, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ROOT = "/sys/fs/cgroup"
+_CONTROLLERS = ("memory", "pids", "cpu")
+_CPU_PERIOD_US = 100_000
+_OVERHEAD_PIDS = 2
+"""bubblewrap's monitor and pid 1 count too, and are not the program's."""
+
+# resource numbers of prlimit(2), the same on x86_64 and aarch64
+_CPU, _FSIZE, _DATA, _CORE, _NPROC, _NOFILE, _MEMLOCK, _MSGQUEUE, _NICE, _RTPRIO = 0, 1, 2, 4, 6, 7, 8, 12, 13, 14
+
+
+class CgroupBase(Value):
+    """Where a cgroup for a sandbox can be made."""
+
+    version: int
+    directories: tuple[tuple[str, HostPath], ...]
+    """(controller, directory); version 2 has one directory for all."""
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """The controllers that hold in it."""
+        return frozenset(name for name, _ in self.directories)
+
+
+class LimitPlan(Value):
+    """How one sandbox will be bounded."""
+
+    cgroups: tuple[tuple[HostPath, tuple[tuple[str, str], ...]], ...]
+    rlimits: str
+    affinity: str | None
+    enforced: tuple[tuple[str, str], ...]
+
+
+# ---- detection ------------------------------------------------------------------------------------------------------
+
+
+def find_cgroup_base() -> CgroupBase | None:
+    """The strongest cgroup that this process may use, or None."""
+    own = _own_cgroups()
+    mounts = _cgroup_mounts()
+    if "" in mounts:
+        base = _find_v2(mounts[""], own.get("", "/"))
+        if base:
+            return base
+    found = []
+    for controller in _CONTROLLERS:
+        if controller in mounts:
+            directory = HostPath(os.path.normpath(f"{mounts[controller]}/{own.get(controller, '/')}"))
+            if os.access(directory, os.W_OK):
+                found.append((controller, directory))
+    return CgroupBase(version=1, directories=tuple(found)) if found else None
+
+
+def _find_v2(mount: str, own: str) -> CgroupBase | None:
+    """Root makes sandboxes' groups at the top; others need a group that was delegated to them."""
+    directory = mount if os.geteuid() == 0 else os.path.normpath(f"{mount}/{own}")
+    if not os.access(f"{directory}/cgroup.procs", os.W_OK) or not os.access(directory, os.W_OK):
+        return None
+    if not set(_CONTROLLERS[:2]) <= set(_read(f"{directory}/cgroup.controllers").split()):
+        return None
+    if not _enable(directory):
+        return None
+    enabled = _read(f"{directory}/cgroup.subtree_control").split()
+    return CgroupBase(
+        version=2, directories=tuple((name, HostPath(directory)) for name in _CONTROLLERS if name in enabled)
+    )
+
+
+def _enable(directory: str) -> bool:
+    """Let children of a delegated group have controllers; its own processes must then sit in a leaf."""
+    control = f"{directory}/cgroup.subtree_control"
+    wanted = [name for name in _CONTROLLERS if name in _read(f"{directory}/cgroup.controllers").split()]
+    if set(wanted) <= set(_read(control).split()):
+        return True
+    text = " ".join(f"+{name}" for name in wanted)
+    try:
+        _write(control, text)
+        return True
+    except OSError:
+        pass
+    leaf = f"{directory}/hutch-supervisors"
+    try:
+        os.makedirs(leaf, exist_ok=True)
+        _write(f"{leaf}/cgroup.procs", str(os.getpid()))
+        _write(control, text)
+        return True
+    except OSError:
+        return False
+
+
+def _own_cgroups() -> dict[str, str]:
+    groups = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _cgroup_mounts() -> dict[str, str]:
+    """Mount point by controller; "" is version 2."""
+    mounts = {}
+    for line in _read("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        words = right.split(" ")
+        if words[0] == "cgroup2":
+            mounts[""] = left.split(" ")[4]
+        elif words[0] == "cgroup":
+            for option in words[2].split(","):
+                if option in _CONTROLLERS:
+                    mounts[option] = left.split(" ")[4]
+    return mounts
+
+
+def cgroup_roots() -> list[str]:
+    """Every directory in which a cgroup of ours may lie."""
+    base = find_cgroup_base()
+    return sorted({directory for _, directory in base.directories}) if base else []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+# ---- planning: pure -------------------------------------------------------------------------------------------------
+
+
+def plan_limits(limits: Limits, base: CgroupBase | None, token: str, cpu_count: int, *, strict: bool) -> LimitPlan:
+    """How the limits will hold, given what the machine offers.
+
+    Raises:
+        HostError: strict was asked for, and a limit would not hold for the whole sandbox.
+    """
+    controllers = base.controllers if base else frozenset()
+    enforced = {
+        "timeout": "tree",
+        "memory": "tree" if "memory" in controllers else "sampled",
+        "pids": "tree" if "pids" in controllers else "process",
+        "cpus": "tree" if "cpu" in controllers else "process",
+        "tmp": "tree",
+        "disk": "sampled",
+        "files": "process",
+        "output": "tree",
+    }
+    weak = [name for name in ("memory", "pids", "cpus") if enforced[name] != "tree"]
+    if strict and weak:
+        raise HostError(
+            f"strict limits: {', '.join(weak)} cannot be bounded for the whole sandbox here",
+            code="host.limits",
+            details="no writable cgroup with the needed controllers",
+            hint="run inside a delegated group: systemd-run --user --scope -p Delegate=yes hutch ...",
+        )
+    affinity = None
+    if "cpu" not in controllers and limits.cpus < cpu_count:
+        affinity = ",".join(str(cpu) for cpu in range(max(1, round(limits.cpus))))
+    return LimitPlan(
+        cgroups=_control_files(limits, base, token) if base else (),
+        rlimits=_rlimits(limits, controllers),
+        affinity=affinity,
+        enforced=tuple(enforced.items()),
+    )
+
+
+def _control_files(
+    limits: Limits, base: CgroupBase, token: str
+) -> tuple[tuple[HostPath, tuple[tuple[str, str], ...]], ...]:
+    quota = max(1000, int(limits.cpus * _CPU_PERIOD_US))
+    pids = limits.pids + _OVERHEAD_PIDS
+    if base.version == 2:
+        directory = HostPath(f"{base.directories[0][1]}/hutch-{token}")
+        files = [
+            ("memory.max", str(limits.memory_bytes)),
+            ("memory.swap.max", "0"),
+            ("memory.oom.group", "1"),
+            ("pids.max", str(pids)),
+        ]
+        if "cpu" in base.controllers:
+            files.append(("cpu.max", f"{quota} {_CPU_PERIOD_US}"))
+        return ((directory, tuple(files)),)
+    by_controller = {
+        "memory": (
+            ("memory.limit_in_bytes", str(limits.memory_bytes)),
+            ("memory.memsw.limit_in_bytes", str(limits.memory_bytes)),
+            ("memory.swappiness", "0"),
+        ),
+        "pids": (("pids.max", str(pids)),),
+        "cpu": (("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))),
+    }
+    return tuple(
+        (HostPath(f"{directory}/hutch-{token}"), by_controller[controller]) for controller, directory in base.directories
+    )
+
+
+def _rlimits(limits: Limits, controllers: frozenset[str]) -> str:
+    values = {
+        _NOFILE: limits.open_files,
+        _CORE: 0,
+        _FSIZE: limits.file_bytes,
+        _MEMLOCK: 65536,
+        _MSGQUEUE: 819200,
+        _NICE: 0,
+        _RTPRIO: 0,
+        # Where a cgroup counts, this one stays above it: refused forks must show in the cgroup's counter.
+        _NPROC: limits.pids + (64 if "pids" in controllers else _OVERHEAD_PIDS),
+    }
+    if limits.timeout_seconds is not None:
+        values[_CPU] = int(limits.timeout_seconds * max(1.0, limits.cpus)) + 5
+    if "memory" not in controllers:
+        # The sampler decides at the limit itself; this is the net below it. RLIMIT_AS would stop every runtime that
+        # reserves address space (node, java, go).
+        values[_DATA] = max(2 * limits.memory_bytes, limits.memory_bytes + 256 * MIB)
+    return ",".join(f"{resource}={value}" for resource, value in sorted(values.items()))
+
+
+# ---- doing ----------------------------------------------------------------------------------------------------------
+
+
+_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swappiness", "memory.swap.max", "memory.oom.group")
+"""Absent where the kernel has no swap accounting."""
+
+
+def make_cgroups(cgroups: Sequence[tuple[HostPath, tuple[tuple[str, str], ...]]]) -> None:
+    """Make the directories of a plan and write its limits.
+
+    Raises:
+        HostError: one cannot be made. What was made before is removed again.
+    """
+    made: list[str] = []
+    try:
+        for directory, files in cgroups:
+            os.mkdir(directory, 0o755)
+            made.append(directory)
+            for name, text in files:
+                try:
+                    _write(f"{directory}/{name}", text)
+                except FileNotFoundError:
+                    if name not in _OPTIONAL:
+                        raise
+    except OSError as error:
+        remove_cgroups(made)
+        raise HostError(
+            f"cannot set up a cgroup ({error.strerror})",
+            code="host.cgroup",
+            details=str(error.filename or (made and made[-1]) or cgroups[0][0]),
+            hint="hutch doctor shows which limits this machine can hold",
+        ) from error
+
+
+def remove_cgroups(directories: Sequence[str]) -> None:
+    """Remove empty cgroups; those that are gone or still in use are left."""
+    for directory in directories:
+        try:
+            os.rmdir(directory)
+        except OSError:
+            continue
+
+
+def read_evidence(cgroups: Sequence[HostPath]) -> tuple[str, ...]:
+    """The limits that the kernel counted as hit, for cgroups that still exist."""
+    hit = set()
+    for directory in cgroups:
+        if _counter(f"{directory}/memory.oom_control", "oom_kill") or _counter(f"{directory}/memory.events", "oom_kill"):
+            hit.add("memory")
+        if _counter(f"{directory}/pids.events", "max"):
+            hit.add("pids")
+    return tuple(sorted(hit))
+
+
+def _counter(path: str, name: str) -> int:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+def tree_memory(pid: int) -> int:
+    """Bytes that a process and all below it use, without counting shared pages twice where the kernel tells."""
+    total = 0
+    pending = [pid]
+    while pending:
+        current = pending.pop()
+        total += _private_memory(current)
+        for task in _tasks(current):
+            pending += [int(child) for child in _read(f"/proc/{current}/task/{task}/children").split()]
+    return total
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _private_memory(pid: int) -> int:
+    own = 0
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
+            own += int(line.split()[1]) * 1024
+    if own > 32 * MIB:  # forked workers share most of their pages; ask for the exact share where it matters
+        share = sum(
+            int(line.split()[1]) * 1024
+            for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+        )
+        return share or own
+    return own
+
+
+def tree_disk(directory: str, deadline_entries: int = 200_000) -> int:
+    """Bytes that the files below a directory occupy; a bounded look."""
+    total = 0
+    seen = 0
+    pending = [directory]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as listing:
+                for entry in listing:
+                    seen += 1
+                    if seen > deadline_entries:
+                        return total
+                    info = entry.stat(follow_symlinks=False)
+                    total += info.st_blocks * 512 + 256  # an empty file costs an inode, too
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,259 @@
+"""Which parts of the host become visible inside, and what in them stays out of reach.
+
+`check_mounts` looks at the host and refuses what must not be shown; what it returns names every file by device and
+inode, so that the warden, which opens it again without following links, can tell whether it is still the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..errors import HostError, SpecError
+from ..model import GuestPath, HostPath, Mount, Unsafe, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROTECTED = (
+    ".git",
+    ".gitmodules",
+    ".gitattributes",
+    ".gitconfig",
+    ".mcp.json",
+    ".claude",
+    ".codex",
+    ".agents",
+    ".cursor",
+    ".gemini",
+    ".vscode",
+    ".idea",
+    ".zed",
+    ".devcontainer",
+    ".github/workflows",
+    ".husky",
+    ".pre-commit-config.yaml",
+    ".envrc",
+    ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
+    ".pnpmfile.cjs",
+    ".bashrc",
+    ".bash_profile",
+    ".profile",
+    ".zshrc",
+    ".zprofile",
+    ".ripgreprc",
+)
+"""Paths in a project that tools on the host read and obey: code that can write them runs outside later."""
+
+_NESTED_DEPTH = 4
+_NESTED_ENTRIES = 20_000
+_VIRTUAL = ("/proc", "/sys", "/dev")
+_SOCKETS = ("/run", "/var/run")
+
+
+class CheckedMount(Value):
+    """A mount that may be made, pinned to what was looked at."""
+
+    host_path: HostPath
+    guest_path: GuestPath
+    writable: bool
+    directory: bool
+    device: str
+    """major:minor, as the warden compares it."""
+    inode: int
+    uid: int
+    gid: int
+    guarded: bool = False
+    present: tuple[str, ...] = ()
+    """Protected paths that exist, nested repositories among them."""
+    absent: tuple[str, ...] = ()
+    merged: tuple[tuple[str, int], ...] = ()
+    """Directories of the host that the overlay merges with stubs, with their inodes."""
+    work_directory: HostPath | None = None
+
+
+def check_mounts(mounts: tuple[Mount, ...], unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> tuple[CheckedMount, ...]:
+    """Look at every mount on the host.
+
+    Args:
+        mounts: what was asked for.
+        unsafe: switches that lift a refusal.
+        private: directories of hutch itself, never to be shown writable.
+
+    Raises:
+        SpecError: a source is missing, of the wrong kind, reached through a link, or must not be shown.
+        HostError: protected paths in it cannot be guarded.
+    """
+    return tuple(_check(mount, unsafe, private) for mount in mounts)
+
+
+def _refuse(mount: Mount, problem: str, hint: str, code: str) -> SpecError:
+    return SpecError(f"mount {mount.host_path}:{mount.guest_path}: {problem}", code=code, hint=hint)
+
+
+def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> CheckedMount:
+    path = os.path.abspath(os.path.expanduser(mount.host_path))
+    real = os.path.realpath(path)
+    try:
+        info = os.lstat(path)
+    except OSError as error:
+        raise _refuse(
+            mount, f"{path} cannot be read ({error.strerror})", "name a file or directory that exists", "mount.missing"
+        ) from error
+    if real != path:
+        raise _refuse(
+            mount,
+            "the path goes through a symbolic link",
+            f"if {real} is what you mean, mount that",
+            "mount.symlink",
+        )
+    if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
+        raise _refuse(mount, "neither a directory nor a regular file", "mount the directory around it", "mount.kind")
+    _refuse_sensitive(mount, path, unsafe, private)
+    checked = CheckedMount(
+        host_path=HostPath(path),
+        guest_path=mount.guest_path,
+        writable=mount.writable,
+        directory=stat.S_ISDIR(info.st_mode),
+        device=f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}",
+        inode=info.st_ino,
+        uid=info.st_uid,
+        gid=info.st_gid,
+    )
+    if checked.writable and os.geteuid() == 0 and info.st_uid != 0 and stat.S_ISREG(info.st_mode):
+        return checked
+    if checked.writable and checked.directory and Unsafe.UNPROTECTED_MOUNTS not in unsafe:
+        return _guard(checked)
+    return checked
+
+
+def _refuse_sensitive(mount: Mount, path: str, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> None:
+    def covers(outer: str, inner: str) -> bool:
+        return outer == inner or inner.startswith(outer.rstrip("/") + "/")
+
+    if any(covers(virtual, path) for virtual in _VIRTUAL):
+        raise _refuse(
+            mount, f"{path} shows the host's kernel and devices", "mount a directory of ordinary files", "mount.system"
+        )
+    if path in _SOCKETS or path in map(os.path.realpath, _SOCKETS):
+        raise _refuse(
+            mount, f"{path} holds sockets of the host's services", "mount the one directory you need", "mount.system"
+        )
+    if Unsafe.WRITABLE_HOME not in unsafe:
+        home = os.path.realpath(os.path.expanduser("~"))
+        if path == "/":
+            raise _refuse(
+                mount, "this would show the whole machine", "mount the one directory you need", "mount.whole-machine"
+            )
+        if mount.writable and home != "/" and covers(path, home):
+            raise _refuse(
+                mount,
+                f"{path} holds the settings and keys of your account, and would be writable",
+                "mount a project directory, or add --unsafe-writable-home",
+                "mount.home",
+            )
+    if mount.writable and any(covers(directory, path) for directory in private):
+        raise _refuse(mount, "hutch's own files must stay out of reach", "mount another directory", "mount.private")
+
+
+# ---- protected paths ------------------------------------------------------------------------------------------------
+
+
+def _guard(mount: CheckedMount) -> CheckedMount:
+    present: list[str] = []
+    absent: list[str] = []
+    for name in PROTECTED:
+        (present if _exists(mount, name) else absent).append(name)
+    present += [name for name in _nested_repositories(mount.host_path) if name not in present]
+    merged = [("", mount.inode)]
+    if ".github/workflows" in absent and _exists(mount, ".github"):
+        merged.append((".github", os.lstat(f"{mount.host_path}/.github").st_ino))
+    return mount.replace(guarded=True, present=tuple(present), absent=tuple(absent), merged=tuple(merged))
+
+
+def _exists(mount: CheckedMount, name: str) -> bool:
+    """Whether a protected path is there; a link or a second name for it would lead around the guard."""
+    path = mount.host_path
+    info = None
+    for part in name.split("/"):
+        path = HostPath(f"{path}/{part}")
+        try:
+            info = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if stat.S_ISLNK(info.st_mode):
+            raise SpecError(
+                f"{path} is a symbolic link, so it cannot be protected in a writable mount",
+                code="mount.protected-symlink",
+                hint="replace the link by what it points to, or mount the directory read-only",
+            )
+    assert info is not None
+    if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+        raise SpecError(
+            f"{path} has {info.st_nlink} names (hard links), so it cannot be protected in a writable mount",
+            code="mount.protected-hardlink",
+            hint=f"give it one name: cp {path} {path}.new && mv {path}.new {path}",
+        )
+    return True
+
+
+def _nested_repositories(root: str) -> Iterator[str]:
+    """Every .git below the top, as far down as people keep them, in a bounded look."""
+    entries = 0
+    level = [""]
+    for _ in range(_NESTED_DEPTH):
+        below: list[str] = []
+        for directory in level:
+            try:
+                with os.scandir(f"{root}/{directory}") as listing:
+                    for entry in listing:
+                        entries += 1
+                        if entries > _NESTED_ENTRIES:
+                            return
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.name == ".git":
+                            if directory and not entry.is_symlink():
+                                yield name
+                        elif entry.is_dir(follow_symlinks=False) and entry.name != "node_modules":
+                            below.append(name)
+            except OSError:
+                continue
+        level = below
+
+
+def require_work_directory(mount: CheckedMount, candidates: list[str], token: str) -> HostPath:
+    """A fresh directory for overlayfs, on the very mount that holds the project.
+
+    Raises:
+        HostError: there is no writable place for one.
+    """
+    wanted = _mount_id(mount.host_path)
+    parent = os.path.dirname(mount.host_path)
+    tried = [*candidates, parent]
+    for place in tried:
+        try:
+            if _mount_id(place) != wanted or not os.access(place, os.W_OK):
+                continue
+            path = HostPath(f"{os.path.realpath(place)}/.hutch-work-{token}")
+            os.mkdir(path, 0o700)
+            return path
+        except OSError:
+            continue
+    raise HostError(
+        f"hooks and settings in {mount.host_path} cannot be protected: its filesystem has no room for hutch's work directory",
+        code="host.protect",
+        details=f"tried {', '.join(tried)}",
+        hint=f"make {parent} writable, copy the project to your home, or add --unsafe-unprotected-mounts",
+    )
+
+
+def _mount_id(path: str) -> str:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
+            return next(line for line in info if line.startswith("mnt_id"))
+    finally:
+        os.close(fd)

@@ -1,0 +1,872 @@
+/* hutch-warden: what stands around one sandbox. Freestanding C, no libc, one file for x86_64 and aarch64.
+ *
+ * It has two faces, told apart by the first argument:
+ *
+ *   warden [--args FD] OP...   outside. Forks a child that carries out the operations in order (join cgroups, unshare,
+ *                              stage mounts, drop the uid) and becomes bubblewrap. The parent stays: it ends the
+ *                              sandbox when hutch dies, waits until every process of it is gone, and then removes
+ *                              what the run left on the host. One clean-up path, whichever way the run ended.
+ *   init STATUS LIMITS CMD...  inside, as pid 1. Undumpable, so that the program can neither read its memory nor
+ *                              open its descriptors; sets the limits that count per user namespace; runs the
+ *                              program as its child, reaps, and reports how the program really ended.
+ *
+ * Reports are lines on the status descriptor: "child PID", "hold PID", "error OP ERRNO TEXT" (outside), "started",
+ * "exec ERRNO", "exit WAITSTATUS" (init), "ended WAITSTATUS" (outside). The program never holds that descriptor.
+ *
+ * Every path that comes from a user is opened with openat2 and RESOLVE_NO_SYMLINKS and then used by descriptor, so
+ * nothing that is swapped for a link between check and use can redirect a mount (see CVE-2026-87766 for the class).
+ */
+#include <asm/unistd.h>
+#include <linux/capability.h>
+#include <linux/close_range.h>
+#include <linux/errno.h>
+#include <linux/fcntl.h>
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <linux/poll.h>
+#include <linux/prctl.h>
+#include <linux/sched.h>
+#include <linux/signal.h>
+#include <linux/stat.h>
+
+typedef unsigned long ulong;
+typedef unsigned int uint;
+
+/* ---- system calls -------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+static long syscall6(long number, long a, long b, long c, long d, long e, long f)
+{
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+__asm__(".globl _start\n_start:\n xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call entry\n");
+#elif defined(__aarch64__)
+static long syscall6(long number, long a, long b, long c, long d, long e, long f)
+{
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    register long x4 __asm__("x4") = e;
+    register long x5 __asm__("x5") = f;
+    __asm__ volatile("svc 0"
+                     : "+r"(x0)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+                     : "memory");
+    return x0;
+}
+__asm__(".globl _start\n_start:\n mov x29, #0\n mov x0, sp\n bl entry\n");
+#else
+#error "hutch-warden knows x86_64 and aarch64"
+#endif
+
+#define CALL(name, a, b, c, d, e) \
+    syscall6(__NR_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
+
+#define O_PATH_DIR (O_PATH | O_CLOEXEC | O_DIRECTORY)
+#define MNT_DETACH 2
+#define OVERLAY_FLAGS (MS_NOSUID | MS_NODEV)
+#define EXIT_FAILED 125
+#define SIGNAL_BYTES 8
+
+struct ksigaction {
+    ulong handler, flags, restorer, mask;
+};
+struct kstatfs {
+    long type, bsize;
+    ulong blocks, bfree, bavail, files, ffree, fsid;
+    long namelen, frsize, flags, spare[4];
+};
+struct kdirent {
+    ulong inode, offset;
+    unsigned short size;
+    unsigned char type;
+    char name[];
+};
+
+/* The compiler may call these two on its own, also without a libc. */
+void *memset(void *to, int value, ulong size)
+{
+    for (ulong i = 0; i < size; i++)
+        ((volatile char *)to)[i] = (char)value;
+    return to;
+}
+
+void *memcpy(void *to, const void *from, ulong size)
+{
+    for (ulong i = 0; i < size; i++)
+        ((volatile char *)to)[i] = ((const char *)from)[i];
+    return to;
+}
+
+/* ---- text ---------------------------------------------------------------------------------------------------- */
+
+static ulong length(const char *text)
+{
+    ulong n = 0;
+    while (text[n])
+        n++;
+    return n;
+}
+
+static int same(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
+static char *append(char *to, char *end, const char *text)
+{
+    while (*text && to < end)
+        *to++ = *text++;
+    *to = 0;
+    return to;
+}
+
+static char *append_number(char *to, char *end, long value)
+{
+    char digits[24], *at = digits + 23;
+    ulong rest = value < 0 ? -(ulong)value : (ulong)value;
+    *at = 0;
+    do
+        *--at = '0' + rest % 10;
+    while (rest /= 10);
+    if (value < 0)
+        *--at = '-';
+    return append(to, end, at);
+}
+
+/* Stops at the first byte that is no digit and leaves *text there. */
+static ulong number(const char **text)
+{
+    ulong value = 0;
+    while (**text >= '0' && **text <= '9')
+        value = value * 10 + (ulong)(*(*text)++ - '0');
+    return value;
+}
+
+static ulong parse(const char *text)
+{
+    return number(&text);
+}
+
+static uint parse_octal(const char *text)
+{
+    uint value = 0;
+    while (*text >= '0' && *text <= '7')
+        value = value * 8 + (uint)(*text++ - '0');
+    return value;
+}
+
+/* Whether a comma-separated list holds the word. */
+static int has(const char *list, const char *word)
+{
+    ulong n = length(word);
+    while (*list) {
+        ulong i = 0;
+        while (i < n && list[i] == word[i])
+            i++;
+        if (i == n && (list[i] == ',' || !list[i]))
+            return 1;
+        while (*list && *list != ',')
+            list++;
+        if (*list)
+            list++;
+    }
+    return 0;
+}
+
+static long write_all(long fd, const char *data, ulong size)
+{
+    while (size) {
+        long n = CALL(write, fd, data, size, 0, 0);
+        if (n == -EINTR)
+            continue;
+        if (n <= 0)
+            return n ? n : -EIO;
+        data += n;
+        size -= (ulong)n;
+    }
+    return 0;
+}
+
+/* ---- reports ------------------------------------------------------------------------------------------------- */
+
+static long status_fd = -1;
+
+static void report(const char *word, long value)
+{
+    char line[64], *end = line + sizeof line - 2, *at;
+    if (status_fd < 0)
+        return;
+    at = append(line, end, word);
+    at = append(at, end, " ");
+    at = append_number(at, end, value);
+    *at++ = '\n';
+    write_all(status_fd, line, (ulong)(at - line));
+}
+
+static __attribute__((noreturn)) void leave(int code)
+{
+    for (;;)
+        CALL(exit_group, code, 0, 0, 0, 0);
+}
+
+static __attribute__((noreturn)) void fail(const char *operation, long error, const char *detail)
+{
+    char line[1024], *end = line + sizeof line - 2, *at, *clean;
+    at = append(line, end, status_fd < 0 ? "hutch-warden: error " : "error ");
+    at = append(at, end, operation);
+    at = append(at, end, " ");
+    at = append_number(at, end, error < 0 ? -error : error);
+    at = append(at, end, " ");
+    clean = at;
+    at = append(at, end, detail);
+    for (; clean < at; clean++) /* a path may hold anything; a report is one line */
+        if ((unsigned char)*clean < ' ')
+            *clean = '?';
+    *at++ = '\n';
+    write_all(status_fd < 0 ? 2 : status_fd, line, (ulong)(at - line));
+    leave(EXIT_FAILED);
+}
+
+static long check(const char *operation, long result, const char *detail)
+{
+    if (result < 0)
+        fail(operation, result, detail);
+    return result;
+}
+
+/* ---- descriptors and files ----------------------------------------------------------------------------------- */
+
+enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD }; /* the plan numbers its own descriptors below these */
+
+static void place(long fd, long target)
+{
+    if (fd == target)
+        return;
+    check("descriptor", CALL(dup3, fd, target, O_CLOEXEC, 0, 0), "dup3");
+    CALL(close, fd, 0, 0, 0, 0);
+}
+
+static long open_beneath(long directory, const char *path, ulong flags, ulong resolve)
+{
+    struct open_how how = {flags | O_CLOEXEC, 0, resolve | RESOLVE_NO_MAGICLINKS};
+    long fd;
+    do /* a rename elsewhere on the path makes the kernel ask for another try */
+        fd = CALL(openat2, directory, path, &how, sizeof how, 0);
+    while (fd == -EAGAIN);
+    return fd;
+}
+
+static long write_file(const char *path, const char *text)
+{
+    long fd = CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0, 0), result;
+    if (fd < 0)
+        return fd;
+    result = CALL(write, fd, text, length(text), 0, 0);
+    CALL(close, fd, 0, 0, 0, 0);
+    return result;
+}
+
+static long sleep_ms(long ms)
+{
+    long time[2] = {ms / 1000, ms % 1000 * 1000000};
+    return CALL(nanosleep, time, 0, 0, 0, 0);
+}
+
+/* ---- operations of the outer child ----------------------------------------------------------------------------- */
+
+static long idmap_fd = -1;
+
+static void write_map(long pid, const char *name, ulong inside, ulong outside, ulong also_inside, int also)
+{
+    char path[64], map[128], *end = path + sizeof path - 1, *at;
+    at = append(path, end, "/proc/");
+    at = pid ? append_number(at, end, pid) : append(at, end, "self");
+    at = append(at, end, "/");
+    append(at, end, name);
+    end = map + sizeof map - 1;
+    at = append_number(map, end, (long)inside);
+    at = append(at, end, " ");
+    at = append_number(at, end, (long)outside);
+    at = append(at, end, " 1\n");
+    if (also) {
+        at = append_number(at, end, (long)also_inside);
+        at = append(at, end, " 0 1\n");
+    }
+    check("map", write_file(path, map), path);
+}
+
+/* A user namespace that exists only as a mapping for idmapped mounts: ids on disk `uid`, `gid` appear as the host's
+ * `to_uid`, `to_gid`. The second line maps the mounting root itself; without it overlayfs cannot create its work
+ * directory and silently mounts read-only. */
+static void make_idmap(ulong uid, ulong gid, ulong to_uid, ulong to_gid)
+{
+    int up[2], down[2];
+    long child;
+    char byte = 0, path[64], *at;
+    check("idmap", CALL(pipe2, up, O_CLOEXEC, 0, 0, 0), "pipe");
+    check("idmap", CALL(pipe2, down, O_CLOEXEC, 0, 0, 0), "pipe");
+    child = check("idmap", CALL(clone, SIGCHLD, 0, 0, 0, 0), "fork");
+    if (!child) {
+        CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        CALL(close, down[1], 0, 0, 0, 0);
+        byte = (char)(CALL(unshare, CLONE_NEWUSER, 0, 0, 0, 0) < 0);
+        write_all(up[1], &byte, 1);
+        CALL(read, down[0], &byte, 1, 0, 0);
+        leave(0);
+    }
+    CALL(close, up[1], 0, 0, 0, 0);
+    if (CALL(read, up[0], &byte, 1, 0, 0) != 1 || byte)
+        fail("idmap", EPERM, "unshare user");
+    write_map(child, "uid_map", uid, to_uid, to_uid, uid != to_uid && to_uid);
+    write_map(child, "gid_map", gid, to_gid, to_gid, gid != to_gid && to_gid);
+    at = append(path, path + sizeof path - 1, "/proc/");
+    at = append_number(at, path + sizeof path - 1, child);
+    append(at, path + sizeof path - 1, "/ns/user");
+    idmap_fd = check("idmap", CALL(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0, 0), path);
+    CALL(close, down[1], 0, 0, 0, 0);
+    CALL(close, down[0], 0, 0, 0, 0);
+    CALL(close, up[0], 0, 0, 0, 0);
+    CALL(wait4, child, 0, 0, 0, 0);
+}
+
+static void unshare(const char *list)
+{
+    ulong flags = 0, uid = (ulong)CALL(getuid, 0, 0, 0, 0, 0), gid = (ulong)CALL(getgid, 0, 0, 0, 0, 0);
+    if (has(list, "user"))
+        flags |= CLONE_NEWUSER;
+    if (has(list, "mount"))
+        flags |= CLONE_NEWNS;
+    if (has(list, "net"))
+        flags |= CLONE_NEWNET;
+    /* A process that changed its uid is undumpable and may not write its own maps. */
+    CALL(prctl, PR_SET_DUMPABLE, 1, 0, 0, 0);
+    check("unshare", CALL(unshare, flags, 0, 0, 0, 0), list);
+    if (flags & CLONE_NEWUSER) {
+        check("map", write_file("/proc/self/setgroups", "deny"), "setgroups");
+        write_map(0, "uid_map", uid, uid, 0, 0);
+        write_map(0, "gid_map", gid, gid, 0, 0);
+    }
+    if (flags & CLONE_NEWNS)
+        check("unshare", CALL(mount, 0, "/", 0, MS_REC | MS_PRIVATE, 0), "make / private");
+}
+
+/* Opens a path without following any link, and only if it is still the file that was checked. */
+static long open_pinned(const char *path, const char *device, const char *inode, ulong flags)
+{
+    struct statx now;
+    ulong major = parse(device), minor = 0;
+    long fd = check("pin", open_beneath(AT_FDCWD, path, flags, RESOLVE_NO_SYMLINKS), path);
+    check("pin", CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &now), path);
+    while (*device && *device != ':')
+        device++;
+    if (*device)
+        minor = parse(device + 1);
+    if (*inode != '-' && (now.stx_ino != parse(inode) || now.stx_dev_major != major || now.stx_dev_minor != minor))
+        fail("pin", ESTALE, path);
+    return fd;
+}
+
+static void set_attributes(long tree, const char *flags)
+{
+    struct mount_attr attr = {MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0};
+    if (has(flags, "ro"))
+        attr.attr_set |= MOUNT_ATTR_RDONLY;
+    if (has(flags, "idmap")) {
+        attr.attr_set |= MOUNT_ATTR_IDMAP;
+        attr.userns_fd = (ulong)idmap_fd;
+    }
+    check(has(flags, "idmap") ? "idmap-mount" : "attributes",
+          CALL(mount_setattr, tree, "", AT_EMPTY_PATH | (has(flags, "flat") ? 0 : AT_RECURSIVE), &attr, sizeof attr),
+          flags);
+}
+
+static void clone_mount(long from, const char *to, const char *flags)
+{
+    ulong recursive = has(flags, "flat") ? 0 : AT_RECURSIVE;
+    long tree = check("clone",
+                      CALL(open_tree, from, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | recursive, 0, 0),
+                      to);
+    set_attributes(tree, flags);
+    check("clone", CALL(move_mount, tree, "", AT_FDCWD, to, MOVE_MOUNT_F_EMPTY_PATH), to);
+    CALL(close, tree, 0, 0, 0, 0);
+}
+
+static void mount_overlay(const char *to, const char *lower, const char *upper_fd, const char *work_fd,
+                          const char *flags)
+{
+    char options[512], *end = options + sizeof options - 1, *at;
+    struct kstatfs stat;
+    /* Layers are named by descriptor: no project name ends up in the option string, where a comma would split it, nor
+     * in the /proc/self/mountinfo that the program can read. */
+    at = append(options, end, "lowerdir=");
+    at = append(at, end, lower);
+    at = append(at, end, ",upperdir=/proc/self/fd/");
+    at = append(at, end, upper_fd);
+    at = append(at, end, ",workdir=/proc/self/fd/");
+    at = append(at, end, work_fd);
+    at = append(at, end, ",uuid=null");
+    if (has(flags, "userxattr"))
+        append(at, end, ",userxattr");
+    check("overlay", CALL(mount, "hutch", to, "overlay", OVERLAY_FLAGS, options), to);
+    check("overlay", CALL(statfs, to, &stat, 0, 0, 0), to);
+    if (stat.flags & MS_RDONLY)
+        fail("overlay", EROFS, to);
+}
+
+/* Makes one path below `base` a mount point of its own, read-only or not. Everything by descriptor: nothing is
+ * created and no link is followed on the way. */
+static void mask(const char *base, const char *path, const char *flags)
+{
+    long directory = check("mask", CALL(openat, AT_FDCWD, base, O_PATH_DIR, 0, 0), base);
+    long target = check("mask", open_beneath(directory, path, O_PATH | O_NOFOLLOW, RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH),
+                        path);
+    struct statx info;
+    long tree;
+    check("mask", CALL(statx, target, "", AT_EMPTY_PATH, STATX_TYPE, &info), path);
+    if ((info.stx_mode & S_IFMT) != S_IFDIR && (info.stx_mode & S_IFMT) != S_IFREG)
+        fail("mask", ELOOP, path);
+    tree = check("mask", CALL(open_tree, target, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE, 0, 0),
+                 path);
+    set_attributes(tree, flags);
+    check("mask", CALL(move_mount, tree, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH), path);
+    CALL(close, tree, 0, 0, 0, 0);
+    CALL(close, target, 0, 0, 0, 0);
+    CALL(close, directory, 0, 0, 0, 0);
+}
+
+static void drop(ulong uid, ulong gid)
+{
+    check("drop", CALL(setgroups, 0, 0, 0, 0, 0), "setgroups");
+    check("drop", CALL(setresgid, gid, gid, gid, 0, 0), "setresgid");
+    check("drop", CALL(setresuid, uid, uid, uid, 0, 0), "setresuid");
+}
+
+static void die_with(long parent)
+{
+    /* Every change of credentials clears this, so it is asked for again after each. */
+    CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (CALL(getppid, 0, 0, 0, 0, 0) != parent)
+        leave(EXIT_FAILED);
+}
+
+static void reset_signals(void)
+{
+    struct ksigaction standard = {0, 0, 0, 0};
+    ulong none = 0;
+    for (long n = 1; n <= 64; n++)
+        CALL(rt_sigaction, n, &standard, 0, SIGNAL_BYTES, 0);
+    CALL(rt_sigprocmask, SIG_SETMASK, &none, 0, SIGNAL_BYTES, 0);
+}
+
+static void keep_open(const char *text)
+{
+    CALL(fcntl, parse(text), F_SETFD, 0, 0, 0);
+}
+
+/* The options go through a memfd: on the command line every user of the host could read paths and variables. */
+static __attribute__((noreturn)) void become_bwrap(char **words, int count)
+{
+    static char args_number[24];
+    static char *argv[4096];
+    int options = 1, n = 0;
+    long args;
+    while (options < count && !same(words[options], "--"))
+        options++;
+    if (options + 1 >= count || count - options > 4000)
+        fail("bwrap", EINVAL, "no command, or one of more than 4000 words");
+    args = check("bwrap", CALL(memfd_create, "args", 1 /* MFD_CLOEXEC */, 0, 0, 0), "memfd");
+    for (int i = 1; i < options; i++)
+        check("bwrap", write_all(args, words[i], length(words[i]) + 1), "memfd");
+    check("bwrap", CALL(lseek, args, 0, 0, 0, 0), "memfd");
+    CALL(fcntl, args, F_SETFD, 0, 0, 0);
+    append_number(args_number, args_number + sizeof args_number - 1, args);
+    argv[n++] = "bwrap";
+    argv[n++] = "--args";
+    argv[n++] = args_number;
+    for (int i = options; i < count; i++)
+        argv[n++] = words[i];
+    argv[n] = 0;
+    char *environment[] = {0};
+    fail("bwrap", CALL(execve, words[0], argv, environment, 0, 0), words[0]);
+}
+
+static int arity(const char *op)
+{
+    static const struct {
+        const char *name;
+        int words;
+    } table[] = {
+        {"status", 1}, {"lifeline", 1}, {"gate", 1},  {"cgroup", 1},  {"scrub", 3},   {"remove", 1}, {"oom", 1},
+        {"file", 2},   {"text", 2},     {"pin", 4},   {"unshare", 1}, {"stage", 2},   {"mkdir", 2},  {"write", 3},
+        {"idmap", 4},  {"clone", 3},    {"overlay", 5}, {"mask", 3},  {"detach", 1},  {"drop", 2},   {"hold", 0},
+        {"keep", 1},   {"affinity", 1}, {"copy", 3},
+    };
+    for (ulong i = 0; i < sizeof table / sizeof *table; i++)
+        if (same(op, table[i].name))
+            return table[i].words;
+    return -1;
+}
+
+static void copy_file(const char *from, const char *to, const char *mode)
+{
+    long in = check("copy", CALL(openat, AT_FDCWD, from, O_RDONLY | O_CLOEXEC, 0, 0), from), n;
+    long out = check("copy", CALL(openat, AT_FDCWD, to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, parse_octal(mode), 0), to);
+    while ((n = CALL(sendfile, out, in, 0, 1 << 20, 0)) > 0)
+        ;
+    check("copy", n, to);
+    CALL(close, in, 0, 0, 0, 0);
+    CALL(close, out, 0, 0, 0, 0);
+}
+
+static __attribute__((noreturn)) void prepare(char **words, int count, long parent, long gate)
+{
+    int i = 0;
+    reset_signals();
+    die_with(parent);
+    while (i < count) {
+        const char *op = words[i];
+        char **a = words + i + 1;
+        if (same(op, "bwrap"))
+            break;
+        i += 1 + arity(op);
+        if (same(op, "cgroup")) {
+            char path[4200], *end = path + sizeof path - 1;
+            append(append(path, end, a[0]), end, "/cgroup.procs");
+            check("cgroup", write_file(path, "0"), path);
+        } else if (same(op, "oom")) {
+            write_file("/proc/self/oom_score_adj", a[0]); /* lower is refused, and harmless */
+        } else if (same(op, "affinity")) {
+            ulong set[16] = {0};
+            for (const char *at = a[0]; *at; at += *at == ',') {
+                ulong cpu = number(&at);
+                if (cpu < 1024)
+                    set[cpu / 64] |= 1UL << cpu % 64;
+            }
+            check("affinity", CALL(sched_setaffinity, 0, sizeof set, set, 0, 0), a[0]);
+        } else if (same(op, "file")) {
+            place(check("file", CALL(openat, AT_FDCWD, a[1], O_RDONLY | O_CLOEXEC, 0, 0), a[1]), (long)parse(a[0]));
+        } else if (same(op, "text")) {
+            long fd = check("text", CALL(memfd_create, "text", 1 /* MFD_CLOEXEC */, 0, 0, 0), "memfd");
+            check("text", write_all(fd, a[1], length(a[1])), "memfd");
+            check("text", CALL(lseek, fd, 0, 0, 0, 0), "memfd");
+            place(fd, (long)parse(a[0]));
+        } else if (same(op, "pin")) {
+            place(open_pinned(a[1], a[2], a[3], O_PATH), (long)parse(a[0]));
+        } else if (same(op, "unshare")) {
+            unshare(a[0]);
+            die_with(parent);
+        } else if (same(op, "stage")) {
+            check("stage", CALL(mount, "hutch", a[0], "tmpfs", MS_NOSUID | MS_NODEV, a[1]), a[0]);
+        } else if (same(op, "mkdir")) {
+            check("mkdir", CALL(mkdirat, AT_FDCWD, a[0], parse_octal(a[1]), 0, 0), a[0]);
+        } else if (same(op, "write")) {
+            long fd = check("write", CALL(openat, AT_FDCWD, a[0], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, parse_octal(a[1]), 0), a[0]);
+            check("write", write_all(fd, a[2], length(a[2])), a[0]);
+            CALL(close, fd, 0, 0, 0, 0);
+        } else if (same(op, "copy")) {
+            copy_file(a[0], a[1], a[2]);
+        } else if (same(op, "idmap")) {
+            make_idmap(parse(a[0]), parse(a[1]), parse(a[2]), parse(a[3]));
+        } else if (same(op, "clone")) {
+            clone_mount((long)parse(a[0]), a[1], a[2]);
+        } else if (same(op, "overlay")) {
+            mount_overlay(a[0], a[1], a[2], a[3], a[4]);
+        } else if (same(op, "mask")) {
+            mask(a[0], a[1], a[2]);
+        } else if (same(op, "detach")) {
+            check("detach", CALL(umount2, a[0], MNT_DETACH, 0, 0, 0), a[0]);
+        } else if (same(op, "drop")) {
+            drop(parse(a[0]), parse(a[1]));
+            die_with(parent);
+        } else if (same(op, "hold")) {
+            char byte;
+            report("hold", CALL(getpid, 0, 0, 0, 0, 0));
+            if (gate < 0 || CALL(read, gate, &byte, 1, 0, 0) != 1)
+                leave(EXIT_FAILED);
+        }
+    }
+    CALL(close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC, 0, 0);
+    for (int k = 0; k < i;) { /* these, and no others, reach bubblewrap */
+        if (same(words[k], "keep"))
+            keep_open(words[k + 1]);
+        k += 1 + arity(words[k]);
+    }
+    if (status_fd >= 0)
+        CALL(fcntl, status_fd, F_SETFD, 0, 0, 0);
+    die_with(parent);
+    become_bwrap(words + i + 1, count - i - 1);
+}
+
+/* ---- clean-up, by the outer parent -------------------------------------------------------------------------------- */
+
+static void remove_tree(long directory, const char *name, int depth)
+{
+    char buffer[4096];
+    long fd, n;
+    CALL(fchmodat, directory, name, 0700, 0, 0); /* overlayfs leaves its work directory with mode 000 */
+    fd = CALL(openat, directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0);
+    if (fd >= 0) {
+        while (depth && (n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
+            for (long at = 0; at < n;) {
+                struct kdirent *entry = (struct kdirent *)(buffer + at);
+                at += entry->size;
+                if (same(entry->name, ".") || same(entry->name, ".."))
+                    continue;
+                if (CALL(unlinkat, fd, entry->name, 0, 0, 0) == -EISDIR)
+                    remove_tree(fd, entry->name, depth - 1);
+            }
+        CALL(close, fd, 0, 0, 0, 0);
+    }
+    CALL(unlinkat, directory, name, AT_REMOVEDIR, 0, 0);
+}
+
+static void scrub_one(long fd)
+{
+    static const char *const names[] = {"impure", "origin", "opaque", "redirect", "uuid", "nlink", "upper", "protattr"};
+    static const char *const prefixes[] = {"user.overlay.", "trusted.overlay."};
+    char name[64], *end = name + sizeof name - 1;
+    for (ulong p = 0; p < 2; p++)
+        for (ulong i = 0; i < sizeof names / sizeof *names; i++) {
+            append(append(name, end, prefixes[p]), end, names[i]);
+            CALL(fremovexattr, fd, name, 0, 0, 0);
+        }
+}
+
+/* overlayfs marks the directories it merges, and directories renamed into those. A project is left without marks. */
+static void scrub(const char *path, const char *device, const char *inode)
+{
+    char buffer[8192];
+    struct statx now;
+    ulong major = parse(device), minor = 0;
+    long n, fd = open_beneath(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, RESOLVE_NO_SYMLINKS);
+    if (fd < 0 || CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &now) < 0)
+        return;
+    while (*device && *device != ':')
+        device++;
+    if (*device)
+        minor = parse(device + 1);
+    if (now.stx_ino != parse(inode) || now.stx_dev_major != major || now.stx_dev_minor != minor)
+        return;
+    scrub_one(fd);
+    while ((n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
+        for (long at = 0; at < n;) {
+            struct kdirent *entry = (struct kdirent *)(buffer + at);
+            at += entry->size;
+            if (same(entry->name, ".") || same(entry->name, "..") || (entry->type != 4 && entry->type != 0))
+                continue;
+            long child = CALL(openat, fd, entry->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0);
+            if (child >= 0) {
+                scrub_one(child);
+                CALL(close, child, 0, 0, 0, 0);
+            }
+        }
+    CALL(close, fd, 0, 0, 0, 0);
+}
+
+static void clean_up(char **words, int count)
+{
+    for (int i = 0; i < count;) {
+        char **a = words + i + 1;
+        if (same(words[i], "bwrap"))
+            break;
+        if (same(words[i], "cgroup")) {
+            /* All processes are gone; the kernel may need a moment to agree. */
+            for (int attempt = 0; attempt < 400; attempt++) {
+                long result = CALL(unlinkat, AT_FDCWD, a[0], AT_REMOVEDIR, 0, 0);
+                if (!result || result == -ENOENT)
+                    break;
+                sleep_ms(attempt < 20 ? 1 : 5);
+            }
+        } else if (same(words[i], "remove")) {
+            remove_tree(AT_FDCWD, a[0], 8);
+        } else if (same(words[i], "scrub")) {
+            scrub(a[0], a[1], a[2]);
+        }
+        i += 1 + arity(words[i]);
+    }
+}
+
+/* ---- the outer parent ----------------------------------------------------------------------------------------------- */
+
+static char **read_words(long fd, int *count)
+{
+    struct statx info;
+    char *text, **words;
+    ulong size, got = 0;
+    int n = 0;
+    check("args", CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &info), "statx");
+    size = info.stx_size;
+    /* room for the text and, after it, for one pointer a word */
+    text = (char *)check("args", syscall6(__NR_mmap, 0, (long)(size + 1 + (size + 2) * sizeof(char *)), 3, 0x22, -1, 0), "mmap");
+    while (got < size) {
+        long r = CALL(pread64, fd, text + got, size - got, got, 0);
+        if (r <= 0)
+            fail("args", r ? r : EIO, "read");
+        got += (ulong)r;
+    }
+    CALL(close, fd, 0, 0, 0, 0);
+    words = (char **)(text + (size + sizeof(char *)) / sizeof(char *) * sizeof(char *));
+    for (ulong at = 0; at < size; at += length(text + at) + 1)
+        words[n++] = text + at;
+    *count = n;
+    return words;
+}
+
+static long raise_fd(const char *text, long to)
+{
+    place((long)parse(text), to);
+    return to;
+}
+
+static int watch(char **words, int count)
+{
+    struct pollfd polls[2];
+    ulong all = ~0UL;
+    long lifeline = -1, gate = -1, parent, child, signals;
+    int code = EXIT_FAILED, i = 0, released;
+    char buffer[128];
+
+    for (; i < count && !same(words[i], "bwrap"); i += 1 + arity(words[i])) {
+        int n = arity(words[i]);
+        if (n < 0 || i + n >= count)
+            fail("parse", EINVAL, words[i]);
+        if (same(words[i], "status"))
+            status_fd = raise_fd(words[i + 1], STATUS_FD);
+        else if (same(words[i], "lifeline"))
+            lifeline = raise_fd(words[i + 1], LIFELINE_FD);
+        else if (same(words[i], "gate"))
+            gate = raise_fd(words[i + 1], GATE_FD);
+    }
+    if (i >= count)
+        fail("parse", EINVAL, "no bwrap operation");
+    /* Whatever hutch was started with stays outside: close all but the standard three and the raised ones. */
+    CALL(close_range, 3, STATUS_FD - 1, 0, 0, 0);
+    CALL(close_range, GATE_FD + 1, ~0U, 0, 0, 0);
+
+    CALL(setsid, 0, 0, 0, 0, 0); /* Ctrl-C is hutch's to judge */
+    CALL(prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    CALL(rt_sigprocmask, SIG_SETMASK, &all, 0, SIGNAL_BYTES, 0);
+    /* The death signal follows the thread that started us, not its process: USR1 means "look again". */
+    CALL(prctl, PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0);
+    parent = CALL(getppid, 0, 0, 0, 0, 0);
+    signals = check("signals", CALL(signalfd4, -1, &all, SIGNAL_BYTES, O_CLOEXEC | O_NONBLOCK, 0), "signalfd");
+
+    long self = CALL(getpid, 0, 0, 0, 0, 0);
+    child = check("fork", CALL(clone, SIGCHLD, 0, 0, 0, 0), "clone");
+    if (!child) {
+        if (lifeline >= 0)
+            CALL(close, lifeline, 0, 0, 0, 0);
+        CALL(close, signals, 0, 0, 0, 0);
+        prepare(words, count, self, gate);
+    }
+    report("child", child);
+    if (gate >= 0)
+        CALL(close, gate, 0, 0, 0, 0);
+    CALL(close_range, 0, 2, 0, 0, 0); /* whoever reads the output sees its end when the sandbox is gone */
+
+    polls[0].fd = (int)signals;
+    polls[0].events = POLLIN;
+    polls[1].fd = (int)lifeline; /* -1 is ignored by poll */
+    polls[1].events = POLLIN;
+    released = lifeline < 0;
+    for (int alive = 1; alive || !released;) {
+        int kill = 0, status;
+        CALL(ppoll, polls, 2, 0, 0, 0);
+        if (polls[1].revents) {
+            released = 1;
+            kill = 1;
+            polls[1].fd = -1;
+        }
+        while (CALL(read, signals, buffer, sizeof buffer, 0, 0) == sizeof buffer) {
+            uint signal = *(uint *)buffer;
+            if (signal == SIGUSR1 && CALL(getppid, 0, 0, 0, 0, 0) != parent)
+                kill = released = 1;
+            else if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP)
+                kill = released = 1;
+        }
+        if (kill && alive)
+            CALL(kill, child, SIGKILL, 0, 0, 0);
+        /* As subreaper we inherit the sandbox's pid 1 when bubblewrap is gone, and its end is the end of them all. */
+        while (alive) {
+            long pid = CALL(wait4, -1, &status, 1 /* WNOHANG */, 0, 0);
+            if (pid == child)
+                code = (status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+            if (pid == -ECHILD) {
+                alive = 0;
+                report("ended", code);
+            }
+            if (pid <= 0)
+                break;
+        }
+    }
+    clean_up(words, count);
+    return code;
+}
+
+/* ---- pid 1 inside ------------------------------------------------------------------------------------------------------ */
+
+static int init(int count, char **words, char **environment)
+{
+    long child;
+    const char *at;
+    if (count < 3)
+        return EXIT_FAILED;
+    CALL(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
+    CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (words[0][0] != '-') {
+        status_fd = (long)parse(words[0]);
+        CALL(fcntl, status_fd, F_SETFD, FD_CLOEXEC, 0, 0);
+    }
+    for (at = words[1]; *at && *at != '-';) {
+        ulong limit[2], resource = number(&at);
+        at += *at == '=';
+        limit[0] = limit[1] = number(&at);
+        at += *at == ',';
+        check("rlimit", CALL(prlimit64, 0, resource, limit, 0, 0), words[1]);
+    }
+    report("started", 0);
+    child = check("fork", CALL(clone, SIGCHLD, 0, 0, 0, 0), "clone");
+    if (!child) {
+        long error;
+        CALL(setsid, 0, 0, 0, 0, 0);
+        error = CALL(execve, words[2], words + 2, environment, 0, 0);
+        report("exec", -error);
+        leave(127);
+    }
+    for (;;) {
+        int status = 0;
+        long pid = CALL(wait4, -1, &status, 0, 0, 0);
+        if (pid == child) {
+            report("exit", status);
+            return (status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+        }
+        if (pid < 0 && pid != -EINTR)
+            return EXIT_FAILED;
+    }
+}
+
+__attribute__((used)) void entry(long *stack)
+{
+    int count = (int)stack[0];
+    char **words = (char **)(stack + 1), **environment = words + count + 1;
+    if (count >= 2 && same(words[1], "init"))
+        leave(init(count - 2, words + 2, environment));
+    if (count == 3 && same(words[1], "--args")) {
+        words = read_words((long)parse(words[2]), &count);
+        leave(watch(words, count));
+    }
+    leave(watch(words + 1, count - 1));
+}

@@ -1,0 +1,187 @@
+"""The `host` source: an environment made of the software that this machine already has.
+
+/usr is shown read-only, with an /etc of our own making. It is at hand at once and not reproducible: another machine has
+other versions. Nothing of the host's /etc is visible but what programs need to find libraries, fonts and certificates.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import HostError
+from ..model import Bind, Environment, File, GuestPath, HostPath, Rootfs, Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOME = GuestPath("/home/sandbox")
+
+_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
+"""On merged distributions links into /usr, elsewhere directories of their own."""
+
+_ETC_DIRECTORIES = (
+    "alternatives",  # cc, java and editors are links through here
+    "ssl/certs",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+    "ca-certificates/extracted",
+    "fonts",
+    "chromium.d",
+    "perl",
+    "terminfo",
+)
+_ETC_FILES = ("ld.so.cache", "localtime", "services", "protocols", "mime.types", "ssl/openssl.cnf", "debian_version")
+
+_TEXTS = {
+    "passwd": (
+        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        "sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost hutch\n::1 localhost ip6-localhost\n",
+    "hostname": "hutch\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    "host.conf": "multi on\n",
+    "shells": "/bin/sh\n/bin/bash\n",
+}
+
+_PROGRAMS = {
+    # interpreter: (names to look for, code file, variables, Debian package, nixpkgs attribute)
+    "python": (("python3",), "main.py", (("PYTHONUNBUFFERED", "1"), ("PYTHONPATH", "/workspace")), "python3", "python3"),
+    "bash": (("bash",), "main.sh", (), "bash", "bash"),
+    "node": (("node", "nodejs"), "main.js", (("NODE_PATH", "/workspace/node_modules"),), "nodejs", "nodejs"),
+}
+# PYTHONUNBUFFERED: what was printed before a kill is not lost, and output streams. The two search paths make imports
+# find the workspace, since the code itself lies elsewhere.
+
+_realised: dict[str, tuple[tuple[object, ...], Rootfs]] = {}
+
+
+def realise(environment: Environment) -> Rootfs:
+    """The root of a host environment.
+
+    Kept in memory and handed out again as long as the files that it depends on are unchanged.
+
+    Raises:
+        HostError: a program is missing.
+    """
+    kept = _realised.get(environment.name)
+    if kept and kept[0] == _stamp(kept[1]):
+        return kept[1]
+    rootfs = _build(environment)
+    _realised[environment.name] = (_stamp(rootfs), rootfs)
+    return rootfs
+
+
+def _stamp(rootfs: Rootfs) -> tuple[object, ...]:
+    paths = [rootfs.interpreter[0] if rootfs.interpreter else "/", "/usr/bin", "/etc/ld.so.cache"]
+    return tuple(_identity(path) for path in paths)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def _build(environment: Environment) -> Rootfs:
+    names, code_file, variables, _, _ = _PROGRAMS[environment.interpreter]
+    binds = list(_system_binds())
+    symlinks = tuple(
+        (os.readlink(f"/{name}"), GuestPath(f"/{name}")) for name in _ROOT_DIRECTORIES if os.path.islink(f"/{name}")
+    )
+    program = find_program(names, [bind.host_path for bind in binds])
+    if program is None and environment.interpreter == "python":
+        bind, program = _own_python()
+        binds += [bind] if bind else []
+    if program is None:
+        raise missing_program(environment)
+    files = tuple(File(guest_path=GuestPath(f"/etc/{name}"), text=text) for name, text in _TEXTS.items())
+    files += tuple(
+        File(guest_path=GuestPath(f"/etc/{name}"), host_path=HostPath(f"/etc/{name}"))
+        for name in _ETC_FILES
+        if os.access(f"/etc/{name}", os.R_OK)
+    )
+    if os.path.exists("/etc/os-release"):
+        files += (File(guest_path=GuestPath("/etc/os-release"), host_path=HostPath("/etc/os-release")),)
+    rootfs = Rootfs(
+        id="",
+        source=Source.HOST,
+        binds=tuple(binds),
+        symlinks=symlinks,
+        files=files,
+        variables=(("PATH", PATH), *variables),
+        interpreter=(program,),
+        code_path=GuestPath(f"/run/hutch/{code_file}"),
+    )
+    return rootfs.replace(id=_content_id(rootfs))
+
+
+def _system_binds() -> Iterator[Bind]:
+    yield Bind(host_path=HostPath("/usr"), guest_path=GuestPath("/usr"))
+    for name in _ROOT_DIRECTORIES:
+        if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"):
+            yield Bind(host_path=HostPath(f"/{name}"), guest_path=GuestPath(f"/{name}"))
+    for name in (*_ETC_DIRECTORIES, *_java_directories()):
+        if os.path.isdir(f"/etc/{name}") and not os.path.islink(f"/etc/{name}"):
+            yield Bind(host_path=HostPath(f"/etc/{name}"), guest_path=GuestPath(f"/etc/{name}"))
+
+
+def _java_directories() -> list[str]:
+    try:
+        return sorted(name for name in os.listdir("/etc") if name.startswith("java-"))
+    except OSError:
+        return []
+
+
+def find_program(names: tuple[str, ...], roots: list[HostPath]) -> str | None:
+    """The first of the names on the sandbox's PATH whose file is really visible inside."""
+    for name in names:
+        for directory in PATH.split(":"):
+            candidate = f"{directory}/{name}"
+            real = os.path.realpath(candidate)
+            if os.access(real, os.X_OK) and any(real.startswith(root + "/") for root in roots):
+                return candidate
+    return None
+
+
+def _own_python() -> tuple[Bind | None, str | None]:
+    """The Python that runs hutch, for machines that have none in /usr.
+
+    It keeps its path, which a shared libpython needs, unless that lies in a home: whose it is, is nobody's business.
+    """
+    prefix = os.path.realpath(sys.base_prefix)
+    program = f"bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    if prefix in ("/", "/usr") or not os.access(f"{prefix}/{program}", os.X_OK):
+        return None, None
+    homes = ("/root/", "/home/", os.path.expanduser("~").rstrip("/") + "/")
+    keeps_path = not prefix.startswith(homes) and prefix.split("/")[1] in ("opt", "srv")
+    guest = prefix if keeps_path else "/opt/python"
+    return Bind(host_path=HostPath(prefix), guest_path=GuestPath(guest)), f"{guest}/{program}"
+
+
+def missing_program(environment: Environment) -> HostError:
+    """The error for a preset whose interpreter this machine does not have."""
+    names, _, _, package, attribute = _PROGRAMS[environment.interpreter]
+    return HostError(
+        f"environment {environment.name} needs {names[0]}, and this machine has none in /usr",
+        code="host.program",
+        details=f"looked for {' or '.join(names)} in {PATH}",
+        hint=f"install it (Debian, Ubuntu: apt install {package}), or use Nix: nix profile install nixpkgs#{attribute}",
+    )
+
+
+def _content_id(rootfs: Rootfs) -> str:
+    from hashlib import sha256
+
+    digest = sha256(repr(rootfs).encode())
+    for path in [bind.host_path for bind in rootfs.binds] + [file.host_path for file in rootfs.files if file.host_path]:
+        digest.update(f"{path} {_identity(path)}\n".encode())
+    digest.update(repr(_stamp(rootfs)).encode())
+    return "host-" + digest.hexdigest()[:32]
