@@ -123,8 +123,6 @@ def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -
         uid=info.st_uid,
         gid=info.st_gid,
     )
-    if checked.writable and os.geteuid() == 0 and info.st_uid != 0 and stat.S_ISREG(info.st_mode):
-        return checked
     if checked.writable and checked.directory and Unsafe.UNPROTECTED_MOUNTS not in unsafe:
         return _guard(checked)
     return checked
@@ -168,6 +166,9 @@ def _guard(mount: CheckedMount) -> CheckedMount:
     for name in PROTECTED:
         (present if _exists(mount, name) else absent).append(name)
     present += [name for name in _nested_repositories(mount.host_path) if name not in present]
+    if ".github/workflows" in absent and os.path.isfile(f"{mount.host_path}/.github"):
+        absent.remove(".github/workflows")
+        present.append(".github")
     merged = [("", mount.inode)]
     if ".github/workflows" in absent and _exists(mount, ".github"):
         merged.append((".github", os.lstat(f"{mount.host_path}/.github").st_ino))
@@ -225,7 +226,7 @@ def _nested_repositories(root: str) -> Iterator[str]:
 
 
 def require_work_directory(mount: CheckedMount, candidates: list[str], token: str) -> HostPath:
-    """A fresh directory for overlayfs, on the very mount that holds the project.
+    """The name of a directory yet to be made for overlayfs, on the very mount that holds the project.
 
     Raises:
         HostError: there is no writable place for one.
@@ -237,9 +238,7 @@ def require_work_directory(mount: CheckedMount, candidates: list[str], token: st
         try:
             if _mount_id(place) != wanted or not os.access(place, os.W_OK):
                 continue
-            path = HostPath(f"{os.path.realpath(place)}/.hutch-work-{token}")
-            os.mkdir(path, 0o700)
-            return path
+            return HostPath(f"{os.path.realpath(place)}/.hutch-work-{token}")
         except OSError:
             continue
     raise HostError(

@@ -384,13 +384,17 @@ static void set_attributes(long tree, const char *flags)
     struct mount_attr attr = {MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0};
     if (has(flags, "ro"))
         attr.attr_set |= MOUNT_ATTR_RDONLY;
-    if (has(flags, "idmap")) {
+    if (has(flags, "idmap") || has(flags, "try-idmap")) {
         attr.attr_set |= MOUNT_ATTR_IDMAP;
         attr.userns_fd = (ulong)idmap_fd;
     }
-    check(has(flags, "idmap") ? "idmap-mount" : "attributes",
-          CALL(mount_setattr, tree, "", AT_EMPTY_PATH | (has(flags, "flat") ? 0 : AT_RECURSIVE), &attr, sizeof attr),
-          flags);
+    ulong depth = AT_EMPTY_PATH | (has(flags, "flat") ? 0 : AT_RECURSIVE);
+    long result = CALL(mount_setattr, tree, "", depth, &attr, sizeof attr);
+    if (result < 0 && has(flags, "try-idmap")) { /* only ever asked for where doing without means less access */
+        attr.attr_set &= ~(ulong)MOUNT_ATTR_IDMAP;
+        result = CALL(mount_setattr, tree, "", depth, &attr, sizeof attr);
+    }
+    check(attr.attr_set & MOUNT_ATTR_IDMAP ? "idmap-mount" : "attributes", result, flags);
 }
 
 static void clone_mount(long from, const char *to, const char *flags)

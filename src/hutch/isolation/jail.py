@@ -1,0 +1,403 @@
+"""The `jail` backend: bubblewrap, prepared and guarded by the warden.
+
+`plan` is pure: given what was asked for and what was found on the host, it says exactly what will be executed. The
+order of the steps matters more than it seems to; each group below says why it stands where it does.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import HostError, StartError
+from ..model import GuestPath, HostPath, Network, Plan, Rootfs, Spec, Value
+from . import limits, network, seccomp
+from .bwrap import Bwrap, require_bwrap
+from .mounts import CheckedMount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STATUS_FD = 200
+"""Where the warden puts the status descriptor, and where pid 1 finds it."""
+
+SANDBOX_ID = 1000
+"""Uid and gid inside. Not 65534: that is how unmapped owners look, and /usr would seem to be the program's own."""
+
+DROP_ID = 65534
+"""Uid and gid on the host when hutch was started by root."""
+
+INIT = GuestPath("/run/hutch/init")
+_BUNDLE = GuestPath("/run/hutch/ca-bundle.crt")
+_SHM_BYTES = 64 * 1024 * 1024
+_STAGES = ("/mnt", "/srv", "/media", "/opt", "/tmp")
+_WORLD_READABLE = ("/usr/", "/etc/", "/bin/", "/lib", "/sbin/")
+
+
+class Host(Value):
+    """What the plan needs to know of this machine."""
+
+    bwrap: Bwrap
+    warden: HostPath
+    filter: HostPath
+    uid: int
+    cgroups: limits.CgroupBase | None
+    cpu_count: int
+    token: str
+    stage: HostPath
+    """A directory that the warden covers, in a mount namespace of its own, to assemble mounts in."""
+    bundle: HostPath | None = None
+    resolver: str = ""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the sandbox must be given another uid than ours."""
+        return self.uid == 0
+
+
+def find_warden(machine: str) -> HostPath:
+    """The warden for a machine.
+
+    Raises:
+        HostError: there is none for this architecture.
+    """
+    path = f"{os.path.dirname(__file__)}/data/warden-{machine}"
+    if not os.path.exists(path):
+        raise HostError(
+            f"hutch has no warden for {machine}",
+            code="host.architecture",
+            hint="use an x86_64 or aarch64 machine",
+        )
+    return HostPath(path)
+
+
+def inspect_host(token: str, wanted: Network) -> Host:
+    """Look at this machine.
+
+    Raises:
+        HostError: it lacks something that every sandbox needs.
+    """
+    machine = os.uname().machine
+    resolver = ""
+    if wanted is Network.HOST:
+        try:
+            with open("/etc/resolv.conf", encoding="utf-8", errors="replace") as file:
+                resolver = file.read(65536).replace("\0", "")
+        except OSError:
+            resolver = ""
+    return Host(
+        bwrap=require_bwrap(),
+        warden=find_warden(machine),
+        filter=HostPath(seccomp.path(machine)),
+        uid=os.geteuid(),
+        cgroups=limits.find_cgroup_base(),
+        cpu_count=os.cpu_count() or 1,
+        token=token,
+        stage=_find_stage(),
+        bundle=network.find_bundle() if wanted is not Network.OFF else None,
+        resolver=resolver,
+    )
+
+
+def _find_stage() -> HostPath:
+    for path in _STAGES:
+        if os.path.isdir(path) and not os.path.islink(path):
+            return HostPath(path)
+    return HostPath("/tmp")
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+class _Draft:
+    """A plan in the making: operations, bubblewrap's options, and the descriptors that both name."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[str, ...]] = []
+        self.options: list[str] = []
+        self._next_fd = 10
+
+    def do(self, *words: str) -> None:
+        self.operations.append(words)
+
+    def new_fd(self, *, keep: bool) -> str:
+        fd = str(self._next_fd)
+        self._next_fd += 1
+        if self._next_fd > STATUS_FD:
+            raise StartError("too many mounts", code="start.descriptors", hint="mount a common parent directory instead")
+        if keep:
+            self.do("keep", fd)
+        return fd
+
+    def text(self, content: str) -> str:
+        fd = self.new_fd(keep=True)
+        self.do("text", fd, content)
+        return fd
+
+    def file(self, path: HostPath) -> str:
+        fd = self.new_fd(keep=True)
+        self.do("file", fd, path)
+        return fd
+
+
+def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Host, code: str) -> Plan:
+    """What will be executed.
+
+    Raises:
+        HostError: strict limits were asked for and would not hold.
+    """
+    policy = spec.policy
+    limit_plan = limits.plan_limits(
+        policy.limits, host.cgroups, host.token, host.cpu_count, strict=policy.strict_limits
+    )
+    staged = host.is_root or any(mount.guarded for mount in mounts)
+    draft = _Draft()
+    # Before anything else: what the sandbox does to get ready is charged to it, too.
+    draft.do("oom", "500")
+    for directory, _ in limit_plan.cgroups:
+        draft.do("cgroup", directory)
+    if limit_plan.affinity:
+        draft.do("affinity", limit_plan.affinity)
+    _namespace_options(draft, policy.network)
+    _variables(draft, spec, rootfs, host)
+    # Files are opened while we are still who we are, in the mount namespace that we came from.
+    _root_files(draft, rootfs, host, policy.network)
+    if code:
+        draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
+    draft.options += ["--seccomp", draft.file(host.filter)]
+    _unshare(draft, host, policy.network, staged=staged)
+    program = _stage(draft, host) if staged else host.bwrap.path
+    _binds(draft, rootfs, host)
+    _own_filesystems(draft, spec, mounts)
+    for index, mount in enumerate(mounts):
+        _mount(draft, mount, index, host, staged=staged)
+    # Dropping the uid comes after all mount work, which needs root, and before the network: its namespace must belong
+    # to the uid that enters it.
+    if host.is_root:
+        draft.do("drop", str(DROP_ID), str(DROP_ID))
+        if policy.network is Network.FULL:
+            draft.do("unshare", "user,net")
+    if policy.network is Network.FULL:
+        draft.do("hold")
+    # Nothing can be mounted after this.
+    draft.options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]
+    return Plan(
+        operations=tuple(draft.operations),
+        bwrap=(program, *draft.options),
+        command=(INIT, "init", str(STATUS_FD), limit_plan.rlimits, *rootfs.interpreter, rootfs.code_path),
+        cgroups=limit_plan.cgroups,
+        work_directories=tuple(mount.work_directory for mount in mounts if mount.work_directory),
+        network=policy.network,
+        limits=policy.limits,
+        enforced=limit_plan.enforced,
+        protected="prevented" if any(mount.guarded for mount in mounts) else None,
+        watched=tuple(mount.host_path for mount in mounts if mount.writable),
+        unsafe=_unsafe(spec),
+        environment=spec.environment.name,
+        source=rootfs.source,
+    )
+
+
+def _unsafe(spec: Spec) -> tuple[str, ...]:
+    switches = tuple(switch.value for switch in spec.policy.unsafe)
+    return (*switches, "network_host") if spec.policy.network is Network.HOST else switches
+
+
+def _namespace_options(draft: _Draft, wanted: Network) -> None:
+    draft.options += [
+        "--unshare-all",
+        "--unshare-user", "--disable-userns",
+        "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID),
+        "--new-session", "--die-with-parent", "--as-pid-1",
+        "--cap-drop", "ALL",
+        "--hostname", "hutch",
+        "--clearenv",
+    ]  # fmt: skip
+    if wanted is not Network.OFF:
+        draft.options += ["--share-net"]
+
+
+def _variables(draft: _Draft, spec: Spec, rootfs: Rootfs, host: Host) -> None:
+    variables = {
+        "HOME": "/home/sandbox",
+        "USER": "sandbox",
+        "LOGNAME": "sandbox",
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp",
+        "TERM": "dumb",
+        "SHELL": "/bin/bash",
+        **dict(rootfs.variables),
+    }
+    if host.bundle:
+        variables.update(dict.fromkeys(network.BUNDLE_VARIABLES, _BUNDLE))
+    variables.update(dict(spec.policy.variables))
+    for name, value in variables.items():
+        draft.options += ["--setenv", name, value]
+
+
+def _root_files(draft: _Draft, rootfs: Rootfs, host: Host, wanted: Network) -> None:
+    for file in rootfs.files:
+        fd = draft.file(file.host_path) if file.host_path else draft.text(file.text or "")
+        draft.options += ["--perms", "0444", "--file", fd, file.guest_path]
+    resolver = {Network.OFF: "", Network.FULL: f"nameserver {network.NAMESERVER}\n", Network.HOST: host.resolver}[wanted]
+    draft.options += ["--perms", "0444", "--file", draft.text(resolver), "/etc/resolv.conf"]
+    draft.options += ["--perms", "0555", "--file", draft.file(host.warden), INIT]
+    if host.bundle:
+        draft.options += ["--perms", "0444", "--file", draft.file(host.bundle), _BUNDLE]
+
+
+def _unshare(draft: _Draft, host: Host, wanted: Network, *, staged: bool) -> None:
+    namespaces = ["mount"] if staged else []
+    if not host.is_root:
+        if wanted is Network.FULL:
+            namespaces.append("net")
+        if namespaces:
+            namespaces.insert(0, "user")
+    if namespaces:
+        draft.do("unshare", ",".join(namespaces))
+
+
+def _stage(draft: _Draft, host: Host) -> str:
+    """Cover the stage and return where bubblewrap is found there: a dropped uid cannot reach into root's home."""
+    root = host.bwrap.root
+    if not host.is_root or root.startswith(_WORLD_READABLE):
+        draft.do("stage", host.stage, "size=16m,mode=755")
+        return host.bwrap.path
+    pin = draft.new_fd(keep=False)
+    draft.do("pin", pin, root, "-", "-")
+    draft.do("stage", host.stage, "size=16m,mode=755")
+    target = f"{host.stage}/bwrap"
+    _target(draft, target, directory=root != host.bwrap.path)
+    draft.do("clone", pin, target, "ro,flat")
+    return target + host.bwrap.path.removeprefix(root)
+
+
+def _target(draft: _Draft, path: str, *, directory: bool) -> None:
+    draft.do("mkdir", path, "0755") if directory else draft.do("write", path, "0644", "")
+
+
+def _binds(draft: _Draft, rootfs: Rootfs, host: Host) -> None:
+    for index, bind in enumerate(rootfs.binds):
+        source: str = bind.host_path
+        if host.is_root and not f"{source}/".startswith(_WORLD_READABLE):
+            pin = draft.new_fd(keep=False)
+            source = f"{host.stage}/root{index}"
+            draft.do("pin", pin, bind.host_path, "-", "-")
+            _target(draft, source, directory=True)
+            draft.do("clone", pin, source, "ro")
+        draft.options += ["--ro-bind", source, bind.guest_path]
+    for target, link in rootfs.symlinks:
+        draft.options += ["--symlink", target, link]
+
+
+def _own_filesystems(draft: _Draft, spec: Spec, mounts: tuple[CheckedMount, ...]) -> None:
+    taken = {mount.guest_path for mount in mounts}
+    tmp = str(spec.policy.limits.tmp_bytes)
+    draft.options += ["--proc", "/proc", "--dev", "/dev"]
+    draft.options += ["--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
+    draft.options += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
+    for path in ("/home/sandbox", "/workspace"):
+        if path not in taken:
+            draft.options += ["--perms", "0755", "--size", tmp, "--tmpfs", path]
+    draft.options += ["--symlink", "/tmp", "/var/tmp"]
+
+
+# ---- mounts ---------------------------------------------------------------------------------------------------------
+
+
+def _mount(draft: _Draft, mount: CheckedMount, index: int, host: Host, *, staged: bool) -> None:
+    option = "--bind" if mount.writable else "--ro-bind"
+    if not staged:
+        pin = _pin(draft, mount.host_path, mount, keep=True)
+        draft.options += [f"{option}-fd", pin, mount.guest_path]
+        return
+    target = f"{host.stage}/mount{index}"
+    if mount.guarded:
+        _guarded(draft, mount, index, host, target)
+    else:
+        flags = [] if mount.writable else ["ro"]
+        if host.is_root and mount.uid != DROP_ID:
+            flags.append("idmap" if mount.writable else "try-idmap")
+            _idmap(draft, mount)
+        pin = _pin(draft, mount.host_path, mount, keep=False)
+        _target(draft, target, directory=mount.directory)
+        draft.do("clone", pin, target, ",".join(flags) or "-")
+    draft.options += [option, target, mount.guest_path]
+
+
+def _pin(draft: _Draft, path: str, mount: CheckedMount, *, keep: bool) -> str:
+    pin = draft.new_fd(keep=keep)
+    draft.do("pin", pin, path, mount.device, str(mount.inode))
+    return pin
+
+
+def _idmap(draft: _Draft, mount: CheckedMount) -> None:
+    """The owner on disk, whoever that is, appears as the uid that the sandbox runs with, and owns what it makes."""
+    draft.do("idmap", str(mount.uid), str(mount.gid), str(DROP_ID), str(DROP_ID))
+
+
+def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target: str) -> None:
+    """The project as the upper layer of an overlay whose lower layer is nothing but stubs of the protected paths.
+
+    Stubs make paths that do not exist yet into mount points without creating anything in the project, and a mount on
+    an overlay survives when someone on the host replaces the file beneath it; a mount on the file itself would not.
+    """
+    assert mount.work_directory is not None
+    stubs = f"{host.stage}/stubs{index}"
+    _target(draft, stubs, directory=True)
+    # Directories even where a file is expected: git would commit empty files, and never sees empty directories.
+    for path in _with_parents(mount.absent):
+        draft.do("mkdir", f"{stubs}/{path}", "0555" if path in mount.absent else "0755")
+    _target(draft, target, directory=True)
+    project, work, covering = mount.host_path, mount.work_directory, ""
+    if host.is_root and mount.uid != DROP_ID:
+        # Overlayfs wants both layers under one mount, so a common ancestor of both is cloned, idmapped.
+        ancestor = os.path.commonpath([project, work])
+        covering = f"{host.stage}/layers{index}"
+        pin = draft.new_fd(keep=False)
+        draft.do("pin", pin, ancestor, "-", "-")
+        _target(draft, covering, directory=True)
+        _idmap(draft, mount)
+        draft.do("clone", pin, covering, "idmap,flat")
+        project, work = (HostPath(f"{covering}/{os.path.relpath(path, ancestor)}") for path in (project, work))
+    upper = _pin(draft, project, mount, keep=False)
+    work_fd = draft.new_fd(keep=False)
+    draft.do("pin", work_fd, work, "-", "-")
+    draft.do("overlay", target, stubs, upper, work_fd, "-" if host.is_root else "userxattr")
+    for path in (*mount.present, *mount.absent):
+        draft.do("mask", target, path, "ro")
+    if covering:
+        draft.do("detach", covering)
+    draft.do("remove", mount.work_directory)
+    for path, inode in mount.merged:
+        draft.do("scrub", os.path.normpath(f"{mount.host_path}/{path}"), mount.device, str(inode))
+
+
+def _with_parents(paths: Iterable[str]) -> list[str]:
+    made: list[str] = []
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            step = "/".join(parts[:depth])
+            if step not in made:
+                made.append(step)
+    return made
+
+
+# ---- printing -------------------------------------------------------------------------------------------------------
+
+
+def to_argv(plan: Plan, warden: HostPath) -> list[str]:
+    """The whole run as one command line, for the eye and for a shell. It reports to no one."""
+    words = [word for operation in plan.operations for word in operation]
+    command = [*plan.command[:2], "-", *plan.command[3:]]
+    return [warden, *words, "bwrap", *plan.bwrap, "--", *command]
+
+
+def to_words(plan: Plan, *, status: int, lifeline: int, gate: int) -> bytes:
+    """The whole run as the warden reads it from a descriptor."""
+    words = ["status", str(status), "lifeline", str(lifeline), "gate", str(gate)]
+    for operation in plan.operations:
+        words += operation
+    words += ["bwrap", *plan.bwrap, "--", *plan.command]
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
