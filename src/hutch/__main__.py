@@ -1,0 +1,5 @@
+"""python -m hutch"""
+
+from .cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,282 @@
+"""`hutch run` and `hutch plan`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from .. import sandbox
+from ..config import find_settings
+from ..engine import state, supervisor
+from ..errors import SpecError
+from ..isolation import jail
+from ..model import MIB, Limits, Network, Outcome, Plan, Result, Spec
+from ..process import join, quote
+from ..spec import is_secret_name, parse, parse_size_mb, unknown_word, variable_name
+from . import print_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+_EXAMPLES = """\
+examples:
+  hutch run 'print(6 * 7)'
+  hutch run -e shell 'ls -la /usr/bin | wc -l'
+  hutch run -e node 'console.log(process.version)'
+  hutch run -f analyse.py --mount ./data:/data --memory 2G --timeout 120
+  hutch run --workspace . 'open("report.txt", "w").write("done")'
+  echo 'print("from stdin")' | hutch run -
+  hutch run --json 'print(1)' | jq .outcome
+
+The program sees a fresh /workspace, /home/sandbox and /tmp, no network, and none of your files or variables unless you
+name them. Its exit code is hutch's own; 124 is the time limit, 137 another limit, 2 a wrong request, 125 hutch failed.
+"""
+
+_EXIT_CODES = {Outcome.TIMEOUT: 124, Outcome.MEMORY: 137, Outcome.DISK: 137, Outcome.OUTPUT: 137, Outcome.KILLED: 137}
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Declare the options of both verbs."""
+    what = "Run code in a fresh sandbox" if verb == "run" else "Show exactly what a run would execute, ready for a shell"
+    parser.description = f"{what}."
+    parser.epilog = _EXAMPLES if verb == "run" else None
+    add = parser.add_argument
+    add("code", metavar="CODE", nargs="?", help="the program; - reads it from standard input")
+    add("-e", "--environment", metavar="NAME", help="python (default), shell, node, or one of your configuration")
+    add("-f", "--file", metavar="FILE", help="read the program from a file")
+    add("-s", "--session", metavar="NAME", help="a sandbox that lives between runs (not available yet)")
+    add("--timeout", metavar="S", help="seconds of wall time, or none (default 30)")
+    add("--memory", metavar="SIZE", help="memory of the whole sandbox: 512, 512M, 2G (default 512M)")
+    add("--pids", metavar="N", type=int, help="processes and threads (default 128)")
+    add("--cpus", metavar="N", type=float, help="CPUs (default 1)")
+    add("--tmp", metavar="SIZE", help="size of /tmp, the home and a /workspace that is no mount (default 256M)")
+    add("--max-output", metavar="SIZE", help="stop the run at this much output (default 16M)")
+    add("--network", metavar="MODE", help="off (default), full: the internet, host: the host's own network, weaker")
+    add("--mount", metavar="HOST:GUEST[:rw]", action="append", default=[], help="show a file or directory inside")
+    add("--project", metavar="DIR", help="show a directory read-only at /project")
+    add("--workspace", metavar="DIR", help="use a directory as /workspace, writable")
+    add(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="set a variable; NAME alone passes yours on, unless it looks like a secret",
+    )
+    add("--strict-limits", action="store_true", help="refuse where a limit would not hold for the whole sandbox")
+    add("--unsafe-writable-home", action="store_true", help="allow / or a home directory as a writable mount")
+    add("--unsafe-unprotected-mounts", action="store_true", help="do not protect hooks and settings in writable mounts")
+    add("--config", metavar="FILE", help="configuration (default ~/.config/hutch/hutch.toml)")
+    add("--json", action="store_true", help="print the result as JSON" if verb == "run" else "print the plan as JSON")
+    if verb == "run":
+        add("--stdin", action="store_true", help="pass standard input on to the program")
+    parser.set_defaults(verb=verb)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Carry out either verb."""
+    code = _code(options)
+    spec = _spec(options)
+    if options.verb == "plan":
+        return _show(sandbox.prepare(spec, code), as_json=options.json)
+    prepared = sandbox.prepare(spec, code)
+    for weaker in prepared.plan.unsafe:
+        print(f"warning: weaker isolation: {weaker.replace('_', ' ')}", file=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    streams = supervisor.Streams(
+        stdin_fd=0 if options.stdin else None,
+        stdout_fd=None if options.json else 1,
+        stderr_fd=None if options.json else 2,
+    )
+    result = supervisor.run(prepared.plan, prepared.warden, streams)
+    state.clear_stale()
+    if options.json:
+        print_json(result.to_json())
+    _say_why(result, spec.policy.limits)
+    return exit_code(result)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def exit_code(result: Result) -> int:
+    """The exit code of hutch for a result."""
+    if result.outcome in _EXIT_CODES:
+        return _EXIT_CODES[result.outcome]
+    if result.signal is not None:
+        return 128 + getattr(signal.Signals, result.signal, signal.SIGKILL)
+    return result.exit_code if result.exit_code is not None else 137
+
+
+def _say_why(result: Result, limits: Limits) -> None:
+    how = {
+        Outcome.TIMEOUT: f"stopped after {limits.timeout_seconds:g} s; --timeout changes that"
+        if limits.timeout_seconds
+        else "",
+        Outcome.MEMORY: f"stopped at {limits.memory_bytes // MIB} MiB of memory; --memory changes that",
+        Outcome.PIDS: f"more than {limits.pids} processes were refused; --pids changes that",
+        Outcome.DISK: "stopped: it wrote more to disk than it may",
+        Outcome.OUTPUT: f"stopped after {limits.output_bytes // MIB} MiB of output; --max-output changes that",
+        Outcome.KILLED: "the sandbox was killed from outside",
+    }.get(result.outcome)
+    if how:
+        print(f"hutch: {how}", file=sys.stderr)
+
+
+# ---- the request ----------------------------------------------------------------------------------------------------
+
+
+def _code(options: argparse.Namespace) -> str:
+    if options.session:
+        raise SpecError("sessions are not available yet", code="spec.session", hint="run without -s")
+    if options.code is not None and options.file is not None:
+        raise SpecError("both CODE and --file were given", code="cli.usage", hint="give one of them")
+    if options.file is not None:
+        try:
+            with open(options.file, "rb") as file:
+                return _decode(file.read(sandbox.CODE_BYTES + 1), options.file)
+        except OSError as error:
+            raise SpecError(
+                f"{options.file} cannot be read ({error.strerror})", code="cli.file", hint="name a readable file"
+            ) from error
+    if options.code is not None and options.code != "-":
+        return str(options.code)
+    if options.verb == "run" and options.stdin:
+        raise SpecError(
+            "standard input cannot be both the program and its input", code="cli.usage", hint="give CODE or --file"
+        )
+    if options.code is None and os.isatty(0):
+        raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
+    return _decode(sys.stdin.buffer.read(sandbox.CODE_BYTES + 1), "standard input")
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{where} is not UTF-8 text ({error.reason})", code="cli.encoding", hint="save it as UTF-8") from error
+
+
+def _spec(options: argparse.Namespace) -> Spec:
+    settings = find_settings(options.config)
+    name = options.environment or "python"
+    request = settings.request(name)
+    request.setdefault("environment", name)
+    for key, value in _flags(options).items():
+        if key == "mounts":
+            value = [*request.get("mounts", []), *value]
+        elif key == "env":
+            value = {**request.get("env", {}), **value}
+        request[key] = value
+    return parse(request)
+
+
+def _flags(options: argparse.Namespace) -> dict[str, Any]:
+    request: dict[str, Any] = {}
+    for key, flag in (("memory_mb", "memory"), ("tmp_mb", "tmp"), ("max_output_mb", "max_output")):
+        text = getattr(options, flag)
+        if text is not None:
+            request[key] = parse_size_mb(text, f"--{flag.replace('_', '-')}")
+    if options.timeout is not None:
+        request["timeout_seconds"] = _timeout(options.timeout)
+    for key in ("pids", "cpus", "network", "project", "workspace"):
+        if getattr(options, key) is not None:
+            request[key] = getattr(options, key)
+    for key in ("strict_limits", "unsafe_writable_home", "unsafe_unprotected_mounts"):
+        if getattr(options, key):
+            request[key] = True
+    if options.mount:
+        request["mounts"] = options.mount
+    if options.env:
+        request["env"] = dict(_variable(text) for text in options.env)
+    return request
+
+
+def _timeout(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError(
+            f"--timeout: {text!r} is not a number of seconds", code="spec.value", hint="write 30, 0.5 or none"
+        ) from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    variable_name(name, "--env")
+    if equals:
+        return name, value
+    if is_secret_name(name):
+        raise SpecError(
+            f"--env {name}: looks like a secret or changes how programs load code, and is not passed on by name",
+            code="spec.secret",
+            hint=f'to pass it on purpose, write --env {name}="${name}"',
+        )
+    if name not in os.environ:
+        raise unknown_word("--env", "variable", name, os.environ)
+    return name, os.environ[name]
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+def _show(prepared: sandbox.Prepared, *, as_json: bool) -> int:
+    plan = prepared.plan
+    if as_json:
+        print_json(
+            {
+                "operations": [list(operation) for operation in plan.operations],
+                "bwrap": list(plan.bwrap),
+                "command": list(plan.command),
+                "cgroups": {directory: dict(files) for directory, files in plan.cgroups},
+                "workDirectories": list(plan.work_directories),
+                "argv": jail.to_argv(plan, prepared.warden),
+                "environment": plan.environment,
+                "source": plan.source.value,
+                "network": plan.network.value,
+                "enforced": dict(plan.enforced),
+                "protected": plan.protected,
+                "unsafe": list(plan.unsafe),
+            }
+        )
+        return 0
+    print(render(plan, prepared.warden))
+    return 0
+
+
+def render(plan: Plan, warden: str) -> str:
+    """A plan as a script for a POSIX shell."""
+    lines = [f"# environment {plan.environment} from {plan.source.value}, network {plan.network.value}"]
+    lines.append("# limits: " + ", ".join(f"{name} {how}" for name, how in plan.enforced))
+    for directory, files in plan.cgroups:
+        lines.append(f"mkdir {quote(directory)}")
+        lines += [f"echo {quote(text)} > {quote(f'{directory}/{name}')}" for name, text in files]
+    lines += [f"mkdir -m 700 {quote(path)}" for path in plan.work_directories]
+    operations = plan.operations
+    if plan.network is Network.FULL:
+        lines.append("# without slirp4netns, which hutch starts at this point, the network is a loopback only")
+        operations = tuple(operation for operation in operations if operation[0] != "hold")
+    words = jail.to_argv(plan.replace(operations=operations), jail.HostPath(warden))
+    lines.append("env -i " + quote(words[0]) + " \\")
+    at = 1
+    for operation in operations:
+        lines.append(f"  {join(operation)} \\")
+        at += len(operation)
+    lines += [f"  {text} \\" for text in _option_lines(words[at : words.index("--", at)])]
+    lines.append(f"  {join(words[words.index('--', at) :])}")
+    return "\n".join(lines)
+
+
+def _option_lines(words: list[str]) -> list[str]:
+    lines: list[list[str]] = [words[:2]]
+    for word in words[2:]:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(word)
+    return [join(line) for line in lines]
