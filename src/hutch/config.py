@@ -97,7 +97,9 @@ def parse_settings(text: bytes, path: str) -> Settings:
     try:
         tables = tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: {error or 'nested too deeply'}", code="config.syntax", hint="correct the TOML") from error
+        raise SpecError(
+            f"{path}: {error or 'nested too deeply'}", code="config.syntax", hint="correct the TOML"
+        ) from error
     for name, table in tables.items():
         if name not in _TABLES:
             raise unknown_word(f"{path}: {name}", "table", name, _TABLES)

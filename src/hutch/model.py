@@ -205,7 +205,8 @@ class Plan(Value):
     """pid 1 inside, and the program that it runs."""
     cgroups: tuple[tuple[HostPath, tuple[tuple[str, str], ...]], ...] = ()
     """Directories to make, with the control files to write in each."""
-    work_directories: tuple[HostPath, ...] = ()
+    work_directories: tuple[tuple[HostPath, int, int], ...] = ()
+    """Directories to make for overlayfs, with the owner that each must have."""
     network: Network = Network.OFF
     limits: Limits = Limits()
     enforced: tuple[tuple[str, str], ...] = ()

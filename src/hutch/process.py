@@ -160,9 +160,7 @@ def run(argv: Sequence[str], *, timeout_seconds: float = 10.0, variables: Mappin
         for fd in said:
             os.close(fd)
     texts = [said[pipe[0]].decode("utf-8", "replace") for pipe in pipes]
-    return Completed(
-        exit_code=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1], timed_out=timed_out
-    )
+    return Completed(exit_code=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1], timed_out=timed_out)
 
 
 # ---- who is alive ---------------------------------------------------------------------------------------------------

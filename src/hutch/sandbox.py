@@ -7,7 +7,7 @@ from .config import private_directories
 from .engine import state, supervisor
 from .errors import SpecError
 from .isolation import jail, mounts
-from .model import Plan, Result, Source, Spec, Value
+from .model import HostPath, Plan, Result, Source, Spec, Value
 from .sources import host
 from .spec import parse
 
@@ -22,7 +22,7 @@ class Prepared(Value):
     """A plan, and the program that carries it out."""
 
     plan: Plan
-    warden: jail.HostPath
+    warden: HostPath
 
 
 def prepare(spec: Spec, code: str) -> Prepared:
@@ -43,9 +43,7 @@ def prepare(spec: Spec, code: str) -> Prepared:
     rootfs = host.realise(spec.environment)
     checked = mounts.check_mounts(spec.policy.mounts, spec.policy.unsafe, private_directories())
     checked = tuple(
-        mount.replace(
-            work_directory=mounts.require_work_directory(mount, state.work_places(), f"{token}-{index}")
-        )
+        mount.replace(work_directory=mounts.require_work_directory(mount, state.work_places(), f"{token}-{index}"))
         if mount.guarded
         else mount
         for index, mount in enumerate(checked)

@@ -1,7 +1,7 @@
 """Requests become a Spec here, whichever door they came through.
 
-Flags, TOML tables, JSON objects and keyword arguments are all reduced to one mapping with the keys of `FIELDS`; there is
-one schema, and it is strict. This module is pure: it looks at nothing but its arguments. Whether a path exists or a
+Flags, TOML tables, JSON objects and keyword arguments are all reduced to one mapping with the keys of `FIELDS`; there
+is one schema, and it is strict. This module is pure: it looks at nothing but its arguments. Whether a path exists or a
 program is installed is for others to find out.
 """
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 PRESETS: dict[str, str] = {"python": "python", "shell": "bash", "node": "node"}
 """The bundled environments and the interpreter of each."""
 
-SYSTEM_DIRECTORIES = frozenset(
-    "bin boot dev etc hutch lib lib32 lib64 libx32 nix proc root run sbin sys tmp usr var".split()
+SYSTEM_DIRECTORIES = (
+    *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "nix"),
+    *("proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"),
 )
 """Top-level guest directories that make up the sandbox itself; nothing may be mounted on or below them."""
 
@@ -175,7 +176,10 @@ def guest_path(value: object, where: str) -> GuestPath:
         )
     if parts[0] == "home" and parts[1] != "sandbox":
         raise _refuse(
-            where, f"{path}: the only home inside is /home/sandbox", "mount below /home/sandbox", code="spec.guest-system"
+            where,
+            f"{path}: the only home inside is /home/sandbox",
+            "mount below /home/sandbox",
+            code="spec.guest-system",
         )
     return GuestPath(path)
 
@@ -417,5 +421,3 @@ def parse_size_mb(text: str, where: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS or len(digits) > 12:
         raise _refuse(where, f"{_show(text)} is not a size", "write 512, 512M or 2G", code="spec.size")
     return int(digits) * _UNITS[unit]
-
-

@@ -91,11 +91,12 @@ def run(code: list[Instruction], audit: int, number: int, args: tuple[int, ...] 
 
 
 class Filter:
-    def __init__(self, machine: str) -> None:
+    def __init__(self, machine: str, *, host_writable: bool = False) -> None:
         self.machine = machine
+        self.host_writable = host_writable
         self.audit = MACHINES[machine]
         self.numbers = next(a for a in seccomp.ARCHITECTURES if a.machine == machine).numbers()
-        self.code = decode(seccomp.program(machine))
+        self.code = decode(seccomp.program(machine, host_writable=host_writable))
 
     def __call__(self, call: str | int, *args: int) -> str:
         return self.answer(call, *args).verdict
@@ -108,24 +109,37 @@ class Filter:
 FILTERS = {machine: Filter(machine) for machine in MACHINES}
 
 
-@pytest.fixture(params=list(MACHINES))
+WRITABLE = {machine: Filter(machine, host_writable=True) for machine in MACHINES}
+
+
+@pytest.fixture(params=[*MACHINES, *(f"{machine}-host-writable" for machine in MACHINES)])
 def on(request: pytest.FixtureRequest) -> Filter:
-    return FILTERS[request.param]
+    machine = request.param.removesuffix("-host-writable")
+    return (FILTERS if machine == request.param else WRITABLE)[machine]
 
 
 # ---- the shipped bytes -------------------------------------------------------------------------------------
 
 
 def test_the_data_file_is_what_the_program_gives(on: Filter) -> None:
-    assert Path(seccomp.path(on.machine)).read_bytes() == seccomp.program(on.machine)
+    shipped = Path(seccomp.path(on.machine, host_writable=on.host_writable))
+    assert shipped.read_bytes() == seccomp.program(on.machine, host_writable=on.host_writable)
 
 
 def test_the_generator_writes_the_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seccomp, "path", lambda machine: str(tmp_path / machine))
+    monkeypatch.setattr(seccomp, "path", lambda machine, host_writable: str(tmp_path / f"{machine}-{host_writable}"))
     seccomp.main()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
-        machine: seccomp.program(machine) for machine in MACHINES
+        f"{machine}-{writable}": seccomp.program(machine, host_writable=writable)
+        for machine in MACHINES
+        for writable in (False, True)
     }
+
+
+def test_no_setuid_file_can_be_made_where_it_would_reach_the_host() -> None:
+    for machine in MACHINES:
+        assert FILTERS[machine]("openat2") == ALLOW
+        assert WRITABLE[machine]("openat2") == ENOSYS
 
 
 def test_an_architecture_is_as_good_as_its_name() -> None:
@@ -135,7 +149,7 @@ def test_an_architecture_is_as_good_as_its_name() -> None:
 
 
 def test_the_kernel_would_accept_it(on: Filter) -> None:
-    content = seccomp.program(on.machine)
+    content = seccomp.program(on.machine, host_writable=on.host_writable)
     assert len(content) % 8 == 0
     assert 0 < len(on.code) < MOST_INSTRUCTIONS
     assert on.code[-1].code == RETURN
@@ -302,7 +316,7 @@ def test_a_dangerous_call_is_refused(call: str) -> None:
 
 
 def test_whatever_is_known_and_not_listed_is_refused(on: Filter) -> None:
-    judged = seccomp.allowed_names() | {call for call, *_ in CASES}
+    judged = seccomp.allowed_names() | {call for call, *_ in CASES} | {"openat2"}
     for name in on.numbers.keys() - judged:
         assert on(name) == EPERM, name
         assert on(name, *(ALL_ONES,) * 6) == EPERM, name

@@ -40,9 +40,7 @@ def _options(verb: str) -> list[tuple[str, str]]:
 
 
 def _bash() -> str:
-    cases = "\n".join(
-        f"    {verb}) words='{' '.join(option for option, _ in _options(verb))}' ;;" for verb in VERBS
-    )
+    cases = "\n".join(f"    {verb}) words='{' '.join(option for option, _ in _options(verb))}' ;;" for verb in VERBS)
     values = "\n".join(f"    {option}) words='{words}' ;;" for option, words in _VALUES.items())
     return f"""\
 _hutch() {{
@@ -66,9 +64,7 @@ complete -o filenames -F _hutch hutch
 
 def _zsh() -> str:
     verbs = "\n".join(f"    {quote(f'{verb}:{line}')}" for verb, (_, line) in VERBS.items())
-    cases = "\n".join(
-        f"    {verb}) compadd -- {' '.join(option for option, _ in _options(verb))} ;;" for verb in VERBS
-    )
+    cases = "\n".join(f"    {verb}) compadd -- {' '.join(option for option, _ in _options(verb))} ;;" for verb in VERBS)
     values = "\n".join(f"    {option}) compadd -- {words}; return ;;" for option, words in _VALUES.items())
     return f"""\
 #compdef hutch
@@ -100,7 +96,5 @@ def _fish() -> str:
         for option, text in _options(verb):
             flag = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
             values = f" -x -a {quote(_VALUES[option])}" if option in _VALUES else ""
-            lines.append(
-                f"complete -c hutch -n '__fish_seen_subcommand_from {verb}' {flag}{values} -d {quote(text)}"
-            )
+            lines.append(f"complete -c hutch -n '__fish_seen_subcommand_from {verb}' {flag}{values} -d {quote(text)}")
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from ..config import find_settings
 from ..engine import state, supervisor
 from ..errors import SpecError
 from ..isolation import jail
-from ..model import MIB, Limits, Network, Outcome, Plan, Result, Spec
+from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Spec
 from ..process import join, quote
 from ..spec import is_secret_name, parse, parse_size_mb, unknown_word, variable_name
 from . import print_json
@@ -40,7 +40,9 @@ _EXIT_CODES = {Outcome.TIMEOUT: 124, Outcome.MEMORY: 137, Outcome.DISK: 137, Out
 
 def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     """Declare the options of both verbs."""
-    what = "Run code in a fresh sandbox" if verb == "run" else "Show exactly what a run would execute, ready for a shell"
+    what = (
+        "Run code in a fresh sandbox" if verb == "run" else "Show exactly what a run would execute, ready for a shell"
+    )
     parser.description = f"{what}."
     parser.epilog = _EXAMPLES if verb == "run" else None
     add = parser.add_argument
@@ -158,7 +160,9 @@ def _decode(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{where} is not UTF-8 text ({error.reason})", code="cli.encoding", hint="save it as UTF-8") from error
+        raise SpecError(
+            f"{where} is not UTF-8 text ({error.reason})", code="cli.encoding", hint="save it as UTF-8"
+        ) from error
 
 
 def _spec(options: argparse.Namespace) -> Spec:
@@ -235,7 +239,7 @@ def _show(prepared: sandbox.Prepared, *, as_json: bool) -> int:
                 "bwrap": list(plan.bwrap),
                 "command": list(plan.command),
                 "cgroups": {directory: dict(files) for directory, files in plan.cgroups},
-                "workDirectories": list(plan.work_directories),
+                "workDirectories": [path for path, _, _ in plan.work_directories],
                 "argv": jail.to_argv(plan, prepared.warden),
                 "environment": plan.environment,
                 "source": plan.source.value,
@@ -250,19 +254,20 @@ def _show(prepared: sandbox.Prepared, *, as_json: bool) -> int:
     return 0
 
 
-def render(plan: Plan, warden: str) -> str:
+def render(plan: Plan, warden: HostPath) -> str:
     """A plan as a script for a POSIX shell."""
     lines = [f"# environment {plan.environment} from {plan.source.value}, network {plan.network.value}"]
     lines.append("# limits: " + ", ".join(f"{name} {how}" for name, how in plan.enforced))
     for directory, files in plan.cgroups:
         lines.append(f"mkdir {quote(directory)}")
         lines += [f"echo {quote(text)} > {quote(f'{directory}/{name}')}" for name, text in files]
-    lines += [f"mkdir -m 700 {quote(path)}" for path in plan.work_directories]
+    for path, uid, gid in plan.work_directories:
+        lines.append(f"mkdir -m 700 {quote(path)} && chown {uid}:{gid} {quote(path)}")
     operations = plan.operations
     if plan.network is Network.FULL:
         lines.append("# without slirp4netns, which hutch starts at this point, the network is a loopback only")
         operations = tuple(operation for operation in operations if operation[0] != "hold")
-    words = jail.to_argv(plan.replace(operations=operations), jail.HostPath(warden))
+    words = jail.to_argv(plan.replace(operations=operations), warden)
     lines.append("env -i " + quote(words[0]) + " \\")
     at = 1
     for operation in operations:

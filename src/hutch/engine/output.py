@@ -44,7 +44,8 @@ class Stream:
         tail = b"".join(self._tail)[-self._tail_room :]
         if not self.dropped:
             return (head + tail).decode("utf-8", "replace")
-        return f"{head.decode('utf-8', 'replace')}\n[... {self.dropped} bytes dropped ...]\n{tail.decode('utf-8', 'replace')}"
+        marker = f"\n[... {self.dropped} bytes dropped ...]\n"
+        return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace")
 
 
 class Sink:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def work_places() -> list[str]:
     """Directories in which work directories are made, in the order in which they are tried."""
-    return [data_directory(), cache_directory(), "/var/tmp", "/tmp"]
+    shared = ["/var/tmp", "/tmp"]
+    private = [data_directory(), cache_directory()]
+    # Root's own directories cannot be entered through a mount on which only the project's owner exists.
+    return [*shared, *private] if os.geteuid() == 0 else [*private, *shared]
 
 
 def find_stale() -> Iterator[tuple[str, str]]:

@@ -36,14 +36,14 @@ class Streams(Value):
     stderr_fd: int | None = None
 
 
-def run(plan: Plan, warden: HostPath, streams: Streams = Streams()) -> Result:
+def run(plan: Plan, warden: HostPath, streams: Streams | None = None) -> Result:
     """Execute a plan to its end.
 
     Raises:
         HostError: this machine refused a layer of the isolation.
         StartError: the sandbox never started for another reason.
     """
-    return _Run(plan, warden, streams).run()
+    return _Run(plan, warden, streams or Streams()).run()
 
 
 class _Run:
@@ -52,9 +52,7 @@ class _Run:
         self.warden = warden
         self.streams = streams
         self.captured = [Stream(plan.limits.keep_bytes), Stream(plan.limits.keep_bytes)]
-        self.sinks = [
-            Sink(fd) if fd is not None else None for fd in (streams.stdout_fd, streams.stderr_fd)
-        ]
+        self.sinks = [Sink(fd) if fd is not None else None for fd in (streams.stdout_fd, streams.stderr_fd)]
         self.reports: list[list[str]] = []
         self._report_tail = b""
         self.verdict: Outcome | None = None
@@ -86,8 +84,10 @@ class _Run:
         return self._result(int((time.monotonic() - started) * 1000))
 
     def _start(self) -> process.Process:
-        for path in self.plan.work_directories:
-            self._make_work_directory(path)
+        for path, uid, gid in self.plan.work_directories:
+            os.mkdir(path, 0o700)
+            if uid != os.geteuid():
+                os.chown(path, uid, gid)
         pipes = {name: os.pipe2(os.O_CLOEXEC) for name in ("stdout", "stderr", "status", "lifeline", "gate")}
         stdin = self._stdin()
         words = os.memfd_create("plan", os.MFD_CLOEXEC)
@@ -120,18 +120,8 @@ class _Run:
         self.fds["stdin"] = write
         return read
 
-    def _make_work_directory(self, path: str) -> None:
-        os.mkdir(path, 0o700)
-        if os.geteuid() == 0:
-            # Through the idmapped mount only the project's owner exists.
-            project = os.stat(self.plan.watched[0]) if self.plan.watched else os.stat(path)
-            for watched in self.plan.watched:
-                if path.startswith(os.path.dirname(watched)):
-                    project = os.stat(watched)
-            os.chown(path, project.st_uid, project.st_gid)
-
     def _remove_work_directories(self) -> None:
-        for path in self.plan.work_directories:
+        for path, _, _ in self.plan.work_directories:
             try:
                 os.rmdir(path)
             except OSError:
@@ -486,7 +476,14 @@ def explain_failure(operation: str, number: int, text: str) -> HutchError:
 def _is_namespace_refusal(text: str) -> bool:
     return any(
         phrase in text
-        for phrase in ("new namespace", "uid map", "setgroups", "Creating new namespace", "user namespace", "max_user_namespaces")
+        for phrase in (
+            "new namespace",
+            "uid map",
+            "setgroups",
+            "Creating new namespace",
+            "user namespace",
+            "max_user_namespaces",
+        )
     )
 
 
@@ -508,5 +505,3 @@ def namespace_hint() -> str:
         except OSError:
             continue
     return "in a container, start it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-
-

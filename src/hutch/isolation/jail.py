@@ -39,8 +39,9 @@ class Host(Value):
 
     bwrap: Bwrap
     warden: HostPath
-    filter: HostPath
+    machine: str
     uid: int
+    gid: int
     cgroups: limits.CgroupBase | None
     cpu_count: int
     token: str
@@ -88,8 +89,9 @@ def inspect_host(token: str, wanted: Network) -> Host:
     return Host(
         bwrap=require_bwrap(),
         warden=find_warden(machine),
-        filter=HostPath(seccomp.path(machine)),
+        machine=machine,
         uid=os.geteuid(),
+        gid=os.getegid(),
         cgroups=limits.find_cgroup_base(),
         cpu_count=os.cpu_count() or 1,
         token=token,
@@ -124,7 +126,9 @@ class _Draft:
         fd = str(self._next_fd)
         self._next_fd += 1
         if self._next_fd > STATUS_FD:
-            raise StartError("too many mounts", code="start.descriptors", hint="mount a common parent directory instead")
+            raise StartError(
+                "too many mounts", code="start.descriptors", hint="mount a common parent directory instead"
+            )
         if keep:
             self.do("keep", fd)
         return fd
@@ -164,7 +168,8 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     _root_files(draft, rootfs, host, policy.network)
     if code:
         draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
-    draft.options += ["--seccomp", draft.file(host.filter)]
+    host_writable = any(mount.writable for mount in mounts)
+    draft.options += ["--seccomp", draft.file(HostPath(seccomp.path(host.machine, host_writable=host_writable)))]
     _unshare(draft, host, policy.network, staged=staged)
     program = _stage(draft, host) if staged else host.bwrap.path
     _binds(draft, rootfs, host)
@@ -186,7 +191,11 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         bwrap=(program, *draft.options),
         command=(INIT, "init", str(STATUS_FD), limit_plan.rlimits, *rootfs.interpreter, rootfs.code_path),
         cgroups=limit_plan.cgroups,
-        work_directories=tuple(mount.work_directory for mount in mounts if mount.work_directory),
+        work_directories=tuple(
+            (mount.work_directory, mount.uid if host.is_root else host.uid, mount.gid if host.is_root else host.gid)
+            for mount in mounts
+            if mount.work_directory
+        ),
         network=policy.network,
         limits=policy.limits,
         enforced=limit_plan.enforced,
@@ -239,7 +248,9 @@ def _root_files(draft: _Draft, rootfs: Rootfs, host: Host, wanted: Network) -> N
     for file in rootfs.files:
         fd = draft.file(file.host_path) if file.host_path else draft.text(file.text or "")
         draft.options += ["--perms", "0444", "--file", fd, file.guest_path]
-    resolver = {Network.OFF: "", Network.FULL: f"nameserver {network.NAMESERVER}\n", Network.HOST: host.resolver}[wanted]
+    resolver = {Network.OFF: "", Network.FULL: f"nameserver {network.NAMESERVER}\n", Network.HOST: host.resolver}[
+        wanted
+    ]
     draft.options += ["--perms", "0444", "--file", draft.text(resolver), "/etc/resolv.conf"]
     draft.options += ["--perms", "0555", "--file", draft.file(host.warden), INIT]
     if host.bundle:

@@ -218,7 +218,8 @@ def _control_files(
         "cpu": (("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))),
     }
     return tuple(
-        (HostPath(f"{directory}/hutch-{token}"), by_controller[controller]) for controller, directory in base.directories
+        (HostPath(f"{directory}/hutch-{token}"), by_controller[controller])
+        for controller, directory in base.directories
     )
 
 
@@ -290,7 +291,9 @@ def read_evidence(cgroups: Sequence[HostPath]) -> tuple[str, ...]:
     """The limits that the kernel counted as hit, for cgroups that still exist."""
     hit = set()
     for directory in cgroups:
-        if _counter(f"{directory}/memory.oom_control", "oom_kill") or _counter(f"{directory}/memory.events", "oom_kill"):
+        if _counter(f"{directory}/memory.oom_control", "oom_kill") or _counter(
+            f"{directory}/memory.events", "oom_kill"
+        ):
             hit.add("memory")
         if _counter(f"{directory}/pids.events", "max"):
             hit.add("pids")

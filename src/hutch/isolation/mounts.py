@@ -75,7 +75,9 @@ class CheckedMount(Value):
     work_directory: HostPath | None = None
 
 
-def check_mounts(mounts: tuple[Mount, ...], unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> tuple[CheckedMount, ...]:
+def check_mounts(
+    mounts: tuple[Mount, ...], unsafe: tuple[Unsafe, ...], private: tuple[str, ...]
+) -> tuple[CheckedMount, ...]:
     """Look at every mount on the host.
 
     Args:
@@ -242,7 +244,7 @@ def require_work_directory(mount: CheckedMount, candidates: list[str], token: st
         except OSError:
             continue
     raise HostError(
-        f"hooks and settings in {mount.host_path} cannot be protected: its filesystem has no room for hutch's work directory",
+        f"hooks and settings in {mount.host_path} cannot be protected: no place for a work directory on its filesystem",
         code="host.protect",
         details=f"tried {', '.join(tried)}",
         hint=f"make {parent} writable, copy the project to your home, or add --unsafe-unprotected-mounts",

@@ -1,7 +1,7 @@
 """A way out for a sandbox that has a network namespace of its own: `--network full`.
 
-The namespace is made by the warden's child, which then waits. slirp4netns, outside, gives it an interface and speaks to
-the internet on its behalf; the host's loopback is switched off in it, and abstract sockets belong to a namespace anyway.
+The namespace is made by the warden's child, which then waits. slirp4netns, outside, gives it an interface and speaks
+to the internet on its behalf; the host's loopback is switched off in it, and abstract sockets belong to a namespace.
 """
 
 from __future__ import annotations

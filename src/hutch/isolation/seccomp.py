@@ -5,7 +5,8 @@ classic BPF program that `bwrap --seccomp` installs. `program` is pure: the same
 same bytes. They are shipped in `data/`, so that a run only opens a file; `python -m hutch.isolation.seccomp`
 writes them anew.
 
-Knows nothing of descriptors, of bubblewrap's arguments or of the policy of one sandbox: all have this filter.
+Knows nothing of descriptors, of bubblewrap's arguments or of the policy of one sandbox, but for one thing: whether it
+can write to a directory of the host, in which case no way to make a setuid file is left.
 
 What a call answers:
 
@@ -39,11 +40,8 @@ ALLOWED = {
         read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range
         dup dup2 dup3 fcntl flock pipe pipe2 sendfile splice tee vmsplice copy_file_range readahead fadvise64
         fallocate truncate ftruncate fsync fdatasync sync syncfs sync_file_range cachestat""",
-    # openat2 has its mode in memory, where a filter cannot look: through it a file can still be created
-    # setuid. ENOSYS would close that, but GNU tar has no fallback where the C library offers openat2, and
-    # then extracts nothing.
     "files and directories": """
-        openat2 access faccessat faccessat2 stat fstat lstat newfstatat statx statfs fstatfs getdents
+        access faccessat faccessat2 stat fstat lstat newfstatat statx statfs fstatfs getdents
         getdents64 getcwd chdir fchdir mkdir mkdirat rmdir link linkat unlink unlinkat rename renameat
         renameat2 symlink symlinkat readlink readlinkat chown fchown lchown fchownat umask utime utimes
         futimesat utimensat inotify_init inotify_init1 inotify_add_watch inotify_rm_watch""",
@@ -120,7 +118,7 @@ _NETLINK_ROUTE = 0
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
 
-def _conditional() -> dict[str, Block]:
+def _conditional(*, host_writable: bool) -> dict[str, Block]:
     """The calls whose verdict depends on their arguments, or that answer something of their own."""
     refuse = _verdict(_errno(_EPERM))
     wrong_family = _verdict(_errno(_EAFNOSUPPORT))
@@ -131,13 +129,14 @@ def _conditional() -> dict[str, Block]:
     # AF_VSOCK knows no network namespace. The others are attack surface: to ask for a family loads its
     # module, and socketpair makes its sockets before it finds that a family has no pairs.
     netlink = _one_of(2, (_NETLINK_ROUTE,), _ALLOW, wrong_family)
-    families = _one_of(
-        0, (_AF_UNIX, _AF_INET, _AF_INET6), _ALLOW, _one_of(0, (_AF_NETLINK,), netlink, wrong_family)
-    )
+    families = _one_of(0, (_AF_UNIX, _AF_INET, _AF_INET6), _ALLOW, _one_of(0, (_AF_NETLINK,), netlink, wrong_family))
     return {
         "clone": without(_CLONE_NAMESPACES, 0),
         # Its flags are in memory too. Every C library falls back to clone, which can be judged.
         "clone3": _verdict(_errno(_ENOSYS)),
+        # So is the mode of openat2, through which a file can be created setuid. Where no such file reaches the host it
+        # may run: GNU tar has no fallback on a C library that offers it.
+        "openat2": _verdict(_errno(_ENOSYS)) if host_writable else _ALLOW,
         "ioctl": _one_of(1, _TERMINAL_REFUSED, refuse, _ALLOW),
         "socket": families,
         "socketpair": families,
@@ -350,8 +349,12 @@ def allowed_names() -> frozenset[str]:
     return frozenset(name for group in ALLOWED.values() for name in group.split())
 
 
-def program(arch: Architecture | str) -> bytes:
+def program(arch: Architecture | str, *, host_writable: bool = False) -> bytes:
     """The filter for one architecture, as an array of `struct sock_filter`.
+
+    Args:
+        arch: the architecture, or its name.
+        host_writable: whether the sandbox can write to a directory of the host.
 
     Raises:
         HostError: there is no filter for a machine of that name.
@@ -360,7 +363,7 @@ def program(arch: Architecture | str) -> bytes:
     numbers = target.numbers()
     verdicts = dict.fromkeys(numbers, _verdict(_errno(_EPERM)))
     verdicts.update(dict.fromkeys(allowed_names(), _ALLOW))
-    verdicts.update(_conditional())
+    verdicts.update(_conditional(host_writable=host_writable))
     blocks = {numbers[name]: block for name, block in verdicts.items() if name in numbers}
     tree = _search(_ranges(blocks, _verdict(_errno(_ENOSYS))))
     native = ((_LOAD, 0, 0, _NUMBER_OFFSET), *tree)
@@ -374,13 +377,14 @@ def program(arch: Architecture | str) -> bytes:
     )
 
 
-def path(machine: str) -> str:
+def path(machine: str, *, host_writable: bool = False) -> str:
     """Where the shipped filter for a machine is, given its `os.uname().machine`.
 
     Raises:
         HostError: there is none.
     """
-    name = f"seccomp-{_require_architecture(machine).machine}.bpf"
+    kind = "-host-writable" if host_writable else ""
+    name = f"seccomp-{_require_architecture(machine).machine}{kind}.bpf"
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", name)
 
 
@@ -388,7 +392,7 @@ def _require_architecture(machine: str) -> Architecture:
     for architecture in ARCHITECTURES:
         if architecture.machine == machine:
             return architecture
-    from hutch.errors import HostError
+    from ..errors import HostError
 
     known = " and ".join(architecture.machine for architecture in ARCHITECTURES)
     raise HostError(
@@ -401,11 +405,12 @@ def _require_architecture(machine: str) -> Architecture:
 def main() -> None:
     """Writes the data files."""
     for architecture in ARCHITECTURES:
-        content = program(architecture)
-        target = path(architecture.machine)
-        with open(target, "wb") as file:
-            file.write(content)
-        print(f"{target}: {len(content) // 8} instructions")
+        for host_writable in (False, True):
+            content = program(architecture, host_writable=host_writable)
+            target = path(architecture.machine, host_writable=host_writable)
+            with open(target, "wb") as file:
+                file.write(content)
+            print(f"{target}: {len(content) // 8} instructions")
 
 
 if __name__ == "__main__":

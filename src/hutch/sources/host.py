@@ -51,7 +51,13 @@ _TEXTS = {
 
 _PROGRAMS = {
     # interpreter: (names to look for, code file, variables, Debian package, nixpkgs attribute)
-    "python": (("python3",), "main.py", (("PYTHONUNBUFFERED", "1"), ("PYTHONPATH", "/workspace")), "python3", "python3"),
+    "python": (
+        ("python3",),
+        "main.py",
+        (("PYTHONUNBUFFERED", "1"), ("PYTHONPATH", "/workspace")),
+        "python3",
+        "python3",
+    ),
     "bash": (("bash",), "main.sh", (), "bash", "bash"),
     "node": (("node", "nodejs"), "main.js", (("NODE_PATH", "/workspace/node_modules"),), "nodejs", "nodejs"),
 }
