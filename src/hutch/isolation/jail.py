@@ -176,6 +176,9 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     _own_filesystems(draft, spec, mounts)
     for index, mount in enumerate(mounts):
         _mount(draft, mount, index, host, staged=staged)
+    guarded = [f"{host.stage}/mount{index}" for index, mount in enumerate(mounts) if mount.guarded]
+    if guarded:
+        draft.do("refresh", ",".join(guarded))
     # Dropping the uid comes after all mount work, which needs root, and before the network: its namespace must belong
     # to the uid that enters it.
     if host.is_root:

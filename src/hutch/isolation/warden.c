@@ -516,7 +516,7 @@ static int arity(const char *op)
         {"status", 1}, {"lifeline", 1}, {"gate", 1},  {"cgroup", 1},  {"scrub", 3},   {"remove", 1}, {"oom", 1},
         {"file", 2},   {"text", 2},     {"pin", 4},   {"unshare", 1}, {"stage", 2},   {"mkdir", 2},  {"write", 3},
         {"idmap", 4},  {"clone", 3},    {"overlay", 5}, {"mask", 3},  {"detach", 1},  {"drop", 2},   {"hold", 0},
-        {"keep", 1},   {"affinity", 1}, {"copy", 3},
+        {"keep", 1},   {"affinity", 1}, {"refresh", 1},
     };
     for (ulong i = 0; i < sizeof table / sizeof *table; i++)
         if (same(op, table[i].name))
@@ -524,15 +524,36 @@ static int arity(const char *op)
     return -1;
 }
 
-static void copy_file(const char *from, const char *to, const char *mode)
+/* Splits in two. The child goes on to become the sandbox; the parent stays behind in the mount namespace in which the
+ * overlays were made and remounts them once a second, which makes overlayfs forget the names it has looked up: without
+ * that, what is edited on the host meanwhile would not be seen inside. Returns the child's new parent. */
+static long refresh(const char *mounts, long parent)
 {
-    long in = check("copy", CALL(openat, AT_FDCWD, from, O_RDONLY | O_CLOEXEC, 0, 0), from), n;
-    long out = check("copy", CALL(openat, AT_FDCWD, to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, parse_octal(mode), 0), to);
-    while ((n = CALL(sendfile, out, in, 0, 1 << 20, 0)) > 0)
-        ;
-    check("copy", n, to);
-    CALL(close, in, 0, 0, 0, 0);
-    CALL(close, out, 0, 0, 0, 0);
+    long self = CALL(getpid, 0, 0, 0, 0, 0), child = check("refresh", CALL(clone, SIGCHLD, 0, 0, 0, 0), "fork");
+    ulong wanted = 1UL << (SIGCHLD - 1);
+    int status = 0;
+    if (!child) {
+        die_with(self);
+        return self;
+    }
+    die_with(parent);
+    CALL(close_range, 0, ~0U, 0, 0, 0);
+    CALL(rt_sigprocmask, SIG_BLOCK, &wanted, 0, SIGNAL_BYTES, 0);
+    for (;;) {
+        long pid = CALL(wait4, child, &status, 1 /* WNOHANG */, 0, 0);
+        if (pid == child || pid == -ECHILD)
+            leave((status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff);
+        long pause[2] = {1, 0};
+        if (CALL(rt_sigtimedwait, &wanted, 0, pause, SIGNAL_BYTES, 0) == SIGCHLD)
+            continue;
+        for (const char *at = mounts; *at; at += *at == ',') {
+            char path[256], *to = path;
+            while (*at && *at != ',' && to < path + sizeof path - 1)
+                *to++ = *at++;
+            *to = 0;
+            CALL(mount, 0, path, 0, MS_REMOUNT | OVERLAY_FLAGS, 0);
+        }
+    }
 }
 
 static __attribute__((noreturn)) void prepare(char **words, int count, long parent, long gate)
@@ -580,8 +601,6 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
             long fd = check("write", CALL(openat, AT_FDCWD, a[0], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, parse_octal(a[1]), 0), a[0]);
             check("write", write_all(fd, a[2], length(a[2])), a[0]);
             CALL(close, fd, 0, 0, 0, 0);
-        } else if (same(op, "copy")) {
-            copy_file(a[0], a[1], a[2]);
         } else if (same(op, "idmap")) {
             make_idmap(parse(a[0]), parse(a[1]), parse(a[2]), parse(a[3]));
         } else if (same(op, "clone")) {
@@ -592,6 +611,8 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
             mask(a[0], a[1], a[2]);
         } else if (same(op, "detach")) {
             check("detach", CALL(umount2, a[0], MNT_DETACH, 0, 0, 0), a[0]);
+        } else if (same(op, "refresh")) {
+            parent = refresh(a[0], parent);
         } else if (same(op, "drop")) {
             drop(parse(a[0]), parse(a[1]));
             die_with(parent);
