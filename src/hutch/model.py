@@ -181,9 +181,9 @@ class File(Value):
 class Rootfs(Value):
     """An environment made real: everything that the sandbox's root is assembled from."""
 
-    id: str
-    """Changes when the content does."""
     source: Source
+    stamp: tuple[object, ...] = ()
+    """What tells this content from another, where it cannot be read off the rest."""
     binds: tuple[Bind, ...] = ()
     symlinks: tuple[tuple[str, GuestPath], ...] = ()
     """(target, link)"""
@@ -192,6 +192,13 @@ class Rootfs(Value):
     interpreter: tuple[str, ...] = ()
     """argv before the name of the code file."""
     code_path: GuestPath = GuestPath("/run/hutch/main")
+
+    @property
+    def id(self) -> str:
+        """A name for the content, which changes when the content does."""
+        from hashlib import sha256
+
+        return f"{self.source.value}-{sha256(repr(self).encode()).hexdigest()[:32]}"
 
 
 class Plan(Value):

@@ -6,7 +6,7 @@ from . import process
 from .config import private_directories
 from .engine import state, supervisor
 from .errors import SpecError
-from .isolation import jail, mounts
+from .isolation import jail, limits, mounts
 from .model import HostPath, Plan, Result, Source, Spec, Value
 from .sources import host
 from .spec import parse
@@ -32,6 +32,7 @@ def prepare(spec: Spec, code: str) -> Prepared:
         SpecError: the request asks for what must not be.
         HostError: this machine cannot do it.
     """
+    limits.start_priming()
     check_code(code)
     if spec.environment.source not in (None, Source.HOST):
         raise SpecError(

@@ -13,6 +13,7 @@ from ..errors import HutchError, SpecError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
 VERBS = {
     # verb: (module, one line)
@@ -75,30 +76,34 @@ def _dispatch(words: list[str]) -> int:
         from ..spec import unknown_word
 
         raise unknown_word("hutch", "verb", verb, VERBS)
-    from importlib import import_module
-
-    module = import_module(f"{__name__}.{VERBS[verb][0]}")
     options = build_parser(verb).parse_args(words[1:])
-    code: int = module.main(options)
+    code: int = _module(verb).main(options)
     return code
+
+
+def _module(verb: str) -> Any:
+    return __import__(f"{__name__}.{VERBS[verb][0]}", fromlist=["main"])
 
 
 def build_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb."""
     import argparse
-    from importlib import import_module
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> None:  # type: ignore[override]
             raise SpecError(f"{self.prog}: {message}", code="cli.usage", hint=f"{self.prog} --help")
 
+    class Formatter(argparse.RawDescriptionHelpFormatter):
+        def __init__(self, prog: str) -> None:
+            # Asked for the terminal's width, argparse imports shutil and all its archive formats.
+            super().__init__(prog, max_help_position=28, width=100)
+
     parser = Parser(
         prog=f"hutch {verb}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
-    module = import_module(f"{__name__}.{VERBS[verb][0]}")
-    module.add_arguments(parser, verb)
+    _module(verb).add_arguments(parser, verb)
     return parser
 
 

@@ -64,7 +64,7 @@ _PROGRAMS = {
 # PYTHONUNBUFFERED: what was printed before a kill is not lost, and output streams. The two search paths make imports
 # find the workspace, since the code itself lies elsewhere.
 
-_realised: dict[str, tuple[tuple[object, ...], Rootfs]] = {}
+_realised: dict[str, Rootfs] = {}
 
 
 def realise(environment: Environment) -> Rootfs:
@@ -75,24 +75,22 @@ def realise(environment: Environment) -> Rootfs:
     Raises:
         HostError: a program is missing.
     """
-    kept = _realised.get(environment.name)
-    if kept and kept[0] == _stamp(kept[1]):
-        return kept[1]
-    rootfs = _build(environment)
-    _realised[environment.name] = (_stamp(rootfs), rootfs)
-    return rootfs
+    kept = _realised.get(environment.interpreter)
+    if kept is None or kept.stamp != _stamp(kept):
+        kept = _realised[environment.interpreter] = _build(environment)
+    return kept
 
 
 def _stamp(rootfs: Rootfs) -> tuple[object, ...]:
-    paths = [rootfs.interpreter[0] if rootfs.interpreter else "/", "/usr/bin", "/etc/ld.so.cache"]
-    return tuple(_identity(path) for path in paths)
+    paths = [rootfs.interpreter[0], "/usr/bin", "/usr/local/bin", "/etc/ld.so.cache", "/etc/localtime"]
+    return tuple((path, *_identity(path)) for path in paths)
 
 
-def _identity(path: str) -> tuple[int, ...] | None:
+def _identity(path: str) -> tuple[int, ...]:
     try:
         info = os.stat(path)
     except OSError:
-        return None
+        return ()
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
 
@@ -117,7 +115,6 @@ def _build(environment: Environment) -> Rootfs:
     if os.path.exists("/etc/os-release"):
         files += (File(guest_path=GuestPath("/etc/os-release"), host_path=HostPath("/etc/os-release")),)
     rootfs = Rootfs(
-        id="",
         source=Source.HOST,
         binds=tuple(binds),
         symlinks=symlinks,
@@ -126,7 +123,7 @@ def _build(environment: Environment) -> Rootfs:
         interpreter=(program,),
         code_path=GuestPath(f"/run/hutch/{code_file}"),
     )
-    return rootfs.replace(id=_content_id(rootfs))
+    return rootfs.replace(stamp=_stamp(rootfs))
 
 
 def _system_binds() -> Iterator[Bind]:
@@ -181,13 +178,3 @@ def missing_program(environment: Environment) -> HostError:
         details=f"looked for {' or '.join(names)} in {PATH}",
         hint=f"install it (Debian, Ubuntu: apt install {package}), or use Nix: nix profile install nixpkgs#{attribute}",
     )
-
-
-def _content_id(rootfs: Rootfs) -> str:
-    from hashlib import sha256
-
-    digest = sha256(repr(rootfs).encode())
-    for path in [bind.host_path for bind in rootfs.binds] + [file.host_path for file in rootfs.files if file.host_path]:
-        digest.update(f"{path} {_identity(path)}\n".encode())
-    digest.update(repr(_stamp(rootfs)).encode())
-    return "host-" + digest.hexdigest()[:32]

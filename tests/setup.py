@@ -1,0 +1,69 @@
+"""make setup: what the whole test suite needs of the system, installed where we may, listed where we may not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+PACKAGES = {
+    # command: Debian package
+    "bwrap": "bubblewrap",
+    "python3": "python3",
+    "node": "nodejs",
+    "git": "git",
+    "gcc": "gcc",
+    "g++": "g++",
+    "make": "make",
+    "javac": "default-jdk-headless",
+    "go": "golang-go",
+    "rustc": "rustc",
+    "perl": "perl",
+    "slirp4netns": "slirp4netns",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "qemu-aarch64-static": "qemu-user-static",
+    "setpriv": "util-linux",
+    "getfattr": "attr",
+    "strace": "strace",
+    "curl": "curl",
+    "zsh": "zsh",
+    "fish": "fish",
+}
+FILES = {
+    "/usr/aarch64-linux-gnu/include/linux/openat2.h": "linux-libc-dev-arm64-cross",
+    "/usr/include/linux/openat2.h": "linux-libc-dev",
+}
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def missing() -> list[str]:
+    """Packages whose program or file is not in the system's own directories."""
+    wanted = [package for command, package in PACKAGES.items() if not shutil.which(command, path=SYSTEM_PATH)]
+    wanted += [package for path, package in FILES.items() if not os.path.exists(path)]
+    return sorted(set(wanted))
+
+
+def main() -> int:
+    """Install, or say what is missing."""
+    packages = missing()
+    if not packages:
+        return 0
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {' '.join(packages)}", flush=True)
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+        for command in (["apt-get", "update", "-qq"], install):
+            done = subprocess.run(command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode != 0:
+                print(done.stdout[-3000:], file=sys.stderr)
+                return 1
+        packages = missing()
+    if packages:
+        print("these are missing, and the tests that need them will be skipped, or fail where HUTCH_MUST names them:")
+        print(f"  apt install {' '.join(packages)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
