@@ -98,8 +98,13 @@ def _build(environment: Environment) -> Rootfs:
     )
     program = find_program(names, [bind.host_path for bind in binds])
     if program is None and environment.interpreter == "python":
-        bind, program = _own_python()
-        binds += [bind] if bind else []
+        own = _find_own_python()
+        if own is not None:
+            binds.append(own)
+            program = f"{own.guest_path}/{_OWN_PROGRAM}"
+            if own.guest_path != own.host_path:
+                # Its libpython was linked by its old path; the loader would take another one that lies in /usr.
+                variables += (("LD_LIBRARY_PATH", f"{own.guest_path}/lib"),)
     if program is None:
         raise missing_program(environment)
     files = tuple(File(guest_path=GuestPath(f"/etc/{name}"), text=text) for name, text in _TEXTS.items())
@@ -148,19 +153,19 @@ def find_program(names: tuple[str, ...], roots: list[HostPath]) -> str | None:
     return None
 
 
-def _own_python() -> tuple[Bind | None, str | None]:
+_OWN_PROGRAM = f"bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _find_own_python() -> Bind | None:
     """The Python that runs hutch, for machines that have none in /usr.
 
-    It keeps its path, which a shared libpython needs, unless that lies in a home: whose it is, is nobody's business.
+    Below /opt it keeps its path. From a home it does not: whose home that is, is nobody's business inside.
     """
     prefix = os.path.realpath(sys.base_prefix)
-    program = f"bin/python{sys.version_info[0]}.{sys.version_info[1]}"
-    if prefix in ("/", "/usr") or not os.access(f"{prefix}/{program}", os.X_OK):
-        return None, None
-    homes = ("/root/", "/home/", os.path.expanduser("~").rstrip("/") + "/")
-    keeps_path = not prefix.startswith(homes) and prefix.split("/")[1] in ("opt", "srv")
-    guest = prefix if keeps_path else "/opt/python"
-    return Bind(host_path=HostPath(prefix), guest_path=GuestPath(guest)), f"{guest}/{program}"
+    if prefix in ("/", "/usr") or not os.access(f"{prefix}/{_OWN_PROGRAM}", os.X_OK):
+        return None
+    guest = prefix if prefix.startswith("/opt/") else "/opt/python"
+    return Bind(host_path=HostPath(prefix), guest_path=GuestPath(guest))
 
 
 def missing_program(environment: Environment) -> HostError:
