@@ -287,6 +287,10 @@ class Hutch:
         """Run a shell script and read the result as JSON."""
         return self.run(script, "-e", "shell", *flags, **options)
 
+    def is_busy(self) -> bool:
+        """Whether anything below this process still runs."""
+        return any(not status_field(pid, "State").startswith("Z") for pid in descendants(os.getpid()))
+
     @contextlib.contextmanager
     def running(self, code: str, *flags: str | Path, **options: Any) -> Iterator[Live]:
         """A run that is under way: the program has printed a line. It is ended when the block is left."""

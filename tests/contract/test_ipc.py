@@ -48,7 +48,7 @@ def test_cannot_reach_abstract_socket(hutch: Hutch) -> None:
         server.listen(8)
         client.connect(name)
         ran = hutch.run(CONNECT.format(address=name))
-    assert ran.out.count("refused") == 6
+    assert ran.out.count("Connection refused") == 6
     assert "CONNECTED" not in ran.out
 
 
@@ -99,12 +99,6 @@ def test_two_sandboxes_share_nothing(hutch: Hutch) -> None:
         ran = hutch.run(code)
     assert ran.out.splitlines() == ["[]", "2"]
     assert "ConnectionRefusedError" in ran.err
-
-
-def test_the_session_keyring_of_the_host_is_out_of_reach(hutch: Hutch) -> None:
-    ran = hutch.run("import os; print(os.path.exists('/proc/keys') and open('/proc/keys').read())")
-    assert ran.outcome in ("ok", "failed")
-    assert "_ses" not in ran.out
 
 
 def test_perl_and_shell_cannot_connect_either(hutch: Hutch, listener: Path) -> None:

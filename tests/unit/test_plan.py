@@ -172,7 +172,7 @@ def test_the_printed_script_reads_back_as_the_very_command(planned: Plan) -> Non
     for directory, files in planned.cgroups:
         assert f"mkdir {directory}" in script
         assert all(f"> {directory}/{name}" in script for name, _ in files)
-    for path in planned.work_directories:
+    for path, _, _ in planned.work_directories:
         assert f"mkdir -m 700 {path}\n" in script
 
 
@@ -323,7 +323,7 @@ def test_stubs_stand_for_what_is_absent_and_only_for_that() -> None:
 
 def test_a_guarded_mount_leaves_nothing_behind() -> None:
     planned = plan(USER, (GUARDED,))
-    assert planned.work_directories == ("/home/me/.hutch-work-t",)
+    assert planned.work_directories == (("/home/me/.hutch-work-t", 1000, 1000),)
     assert ("remove", "/home/me/.hutch-work-t") in planned.operations
     assert [operation for operation in planned.operations if operation[0] == "scrub"] == [
         ("scrub", "/home/me/code", "8:1", "7"),

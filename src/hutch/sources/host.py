@@ -102,7 +102,7 @@ def _build(environment: Environment) -> Rootfs:
         if own is not None:
             binds.append(own)
             program = f"{own.guest_path}/{_OWN_PROGRAM}"
-            if own.guest_path != own.host_path:
+            if str(own.guest_path) != str(own.host_path):
                 # Its libpython was linked by its old path; the loader would take another one that lies in /usr.
                 variables += (("LD_LIBRARY_PATH", f"{own.guest_path}/lib"),)
     if program is None:
