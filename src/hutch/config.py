@@ -96,7 +96,7 @@ def parse_settings(text: bytes, path: str) -> Settings:
 
     try:
         tables = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of many digits is a plain ValueError
         raise SpecError(
             f"{path}: {error or 'nested too deeply'}", code="config.syntax", hint="correct the TOML"
         ) from error
@@ -106,7 +106,12 @@ def parse_settings(text: bytes, path: str) -> Settings:
         if not is_mapping(table):
             raise SpecError(f"{path}: {name} is not a table", code="config.type", hint=f"write [{name}]")
     defaults = dict(tables.get("defaults", {}))
-    defaults.update(_project(tables.get("project", {}), path))
+    project = _find_project(tables.get("project", {}), path)
+    if project is not None:
+        mounts = defaults.get("mounts", [])
+        if not isinstance(mounts, list):
+            raise SpecError(f"{path}: defaults.mounts is not a list", code="config.type", hint='write ["HOST:GUEST"]')
+        defaults["mounts"] = [*mounts, project]
     environments = {}
     for name, table in tables.get("environments", {}).items():
         if not is_mapping(table):
@@ -119,13 +124,13 @@ def parse_settings(text: bytes, path: str) -> Settings:
     return Settings(path=HostPath(path), defaults=defaults, environments=environments)
 
 
-def _project(table: dict[str, Any], path: str) -> dict[str, Any]:
+def _find_project(table: dict[str, Any], path: str) -> dict[str, Any] | None:
     for key in table:
         if key not in _PROJECT_KEYS:
             raise unknown_word(f"{path}: project.{key}", "key", key, _PROJECT_KEYS)
     if "path" not in table:
-        return {}
+        return None
     if not isinstance(table["path"], str):
         raise SpecError(f"{path}: project.path is not a text", code="config.type", hint='write path = "."')
     host = os.path.abspath(os.path.expanduser(table["path"]))
-    return {"mounts": [{"host": host, "guest": table.get("mount_point", "/project")}]}
+    return {"host": host, "guest": table.get("mount_point", "/project")}

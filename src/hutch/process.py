@@ -86,9 +86,13 @@ def spawn(
     Raises:
         HostError: the program cannot be executed.
     """
-    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin, stdout, stderr))]
+    actions: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin, stdout, stderr))
+    ]
     # A descriptor duplicated on itself loses close-on-exec in the child alone.
-    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
+    kept = tuple(fds)
+    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd > 2 and fd not in kept]
     try:
         pid = os.posix_spawn(
             argv[0],
@@ -106,6 +110,18 @@ def spawn(
             hint=f"check that {argv[0]} exists and is executable",
         ) from error
     return Process(pid, argv)
+
+
+def _inheritable_fds() -> list[int]:
+    """What whoever started us, or the program around us, left open for every child."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # the directory's own descriptor, closed by now
+            continue
+    return found
 
 
 class Completed(Value):
@@ -154,13 +170,23 @@ def run(argv: Sequence[str], *, timeout_seconds: float = 10.0, variables: Mappin
                     said[fd] += chunk
             timed_out = bool(open_fds) and time.monotonic() >= deadline
     finally:
-        if open_fds:
+        if open_fds or not _ends_by(child, deadline):
+            timed_out = True
             child.kill()
         status = child.wait()
         for fd in said:
             os.close(fd)
     texts = [said[pipe[0]].decode("utf-8", "replace") for pipe in pipes]
     return Completed(exit_code=os.waitstatus_to_exitcode(status), stdout=texts[0], stderr=texts[1], timed_out=timed_out)
+
+
+def _ends_by(child: Process, deadline: float) -> bool:
+    """Whether a program that has closed its outputs also ends in time."""
+    while child.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 # ---- who is alive ---------------------------------------------------------------------------------------------------
@@ -183,6 +209,6 @@ def start_time(pid: int) -> int:
 def is_alive(token: str) -> bool:
     """Whether the process that made a token still runs."""
     parts = token.split("-")
-    if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
+    if len(parts) < 3 or not (parts[0].isdigit() and parts[1].isdigit()):
         return True  # not a token of ours: leave it alone
     return start_time(int(parts[0])) == int(parts[1])

@@ -79,7 +79,10 @@ def unknown_word(where: str, what: str, word: object, known: Iterable[str]) -> S
 
 
 def _show(value: object) -> str:
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    try:
+        text = f'"{value}"' if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or nesting without end
+        return f"this {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -198,7 +201,7 @@ def parse_mount(value: object, where: str = "mount") -> Mount:
         SpecError: it is neither.
     """
     if isinstance(value, Mount):
-        return value
+        value = {"host": value.host_path, "guest": value.guest_path, "writable": value.writable}
     if isinstance(value, str):
         parts = value.split(":")
         mode = parts.pop() if len(parts) > 2 and parts[-1] in ("rw", "ro") else "ro"
@@ -369,12 +372,12 @@ def _policy(values: Mapping[str, Any], where: str) -> Policy:
 
 
 def _refuse_collisions(mounts: tuple[Mount, ...], where: str) -> None:
-    guests = sorted(mount.guest_path for mount in mounts)
+    guests = sorted(f"{mount.guest_path}/" for mount in mounts)  # with the slash, what lies inside follows at once
     for one, other in zip(guests, guests[1:], strict=False):
-        if one == other or other.startswith(one + "/"):
+        if other.startswith(one):
             raise _refuse(
                 where,
-                f"{other} is mounted over {one}",
+                f"{other[:-1]} is mounted over {one[:-1]}",
                 "give each mount a guest path of its own, none inside another",
                 code="spec.collision",
             )

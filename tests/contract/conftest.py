@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .harness import GRACE_SECONDS, Hutch, Snapshot, become_subreaper, find_leftovers, reap_orphans
+from .harness import GRACE_SECONDS, Hutch, Snapshot, become_subreaper, end_newcomers, find_leftovers, reap_orphans
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,4 +30,5 @@ def leaves_nothing(identities: dict[str, Hutch], _subreaper: None) -> Iterator[N
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)
+    end_newcomers(before)
     assert not left, "left behind:\n" + "\n".join(left)

@@ -287,10 +287,6 @@ class Hutch:
         """Run a shell script and read the result as JSON."""
         return self.run(script, "-e", "shell", *flags, **options)
 
-    def is_busy(self) -> bool:
-        """Whether anything below this process still runs."""
-        return any(not status_field(pid, "State").startswith("Z") for pid in descendants(os.getpid()))
-
     @contextlib.contextmanager
     def running(self, code: str, *flags: str | Path, **options: Any) -> Iterator[Live]:
         """A run that is under way: the program has printed a line. It is ended when the block is left."""
@@ -343,13 +339,18 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def living(pids: set[int]) -> set[int]:
+    """Those that still run; what is dead and not yet collected does not count."""
+    return {pid for pid in pids if status_field(pid, "State")[:1] not in ("", "Z", "X")}
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0, pause: float = 0.02) -> bool:
     """Poll; the last answer counts."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return bool(condition())
-        time.sleep(0.02)
+        time.sleep(pause)
     return True
 
 
@@ -379,14 +380,12 @@ class Snapshot(NamedTuple):
 
 
 def _own_processes(uid: int) -> Iterator[int]:
-    for pid in descendants(os.getpid()):
-        if not status_field(pid, "State").startswith("Z"):
-            yield pid
+    yield from living(descendants(os.getpid()))
     for entry in os.scandir("/proc"):
         if IS_ROOT and entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == uid and not status_field(int(entry.name), "State").startswith("Z"):
-                    yield int(entry.name)
+                if entry.stat().st_uid == uid:
+                    yield from living({int(entry.name)})
 
 
 def _own_mounts() -> Iterator[str]:
@@ -435,6 +434,13 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     except OSError:
         return "gone"
+
+
+def end_newcomers(before: Snapshot) -> None:
+    """Kill what is left below us, so that one failing test does not spoil those after it."""
+    for pid in living(descendants(os.getpid()) - before.processes):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def reap_orphans(before: Snapshot) -> None:

@@ -8,11 +8,12 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from .harness import Hutch, descendants, end, find_wheel_bwrap, need, wait_until
+from .harness import Hutch, descendants, end, find_wheel_bwrap, living, need, wait_until
 
 DAEMONS = {
     "double fork": """
@@ -64,7 +65,7 @@ ENDINGS = {
     "import os; os.abort()": ("failed", None, "SIGABRT", 134),
     "import ctypes; ctypes.string_at(0)": ("failed", None, "SIGSEGV", 139),
     "import os; os.kill(1, 9); os.kill(1, 15); print('still here')": ("ok", 0, None, 0),
-    "import os; os.kill(-1, 9)": ("ok", 0, None, 0),
+    "import os; os.fork() and os.kill(-1, 9)": ("ok", 0, None, 0),
 }
 READY = "import time; print('ready', flush=True); time.sleep(60)"
 
@@ -158,17 +159,10 @@ def test_a_killed_hutch_takes_its_sandbox_along(hutch: Hutch, number: signal.Sig
         below = descendants(live.process.pid)
         assert len(below) >= 4, "warden, bubblewrap, pid 1 and the programs"
         returned = end(live.process, number)
-        assert wait_until(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _lives(pid) for pid in below))
+        assert wait_until(lambda: not living(below))
     expected = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
     assert returned == expected.get(number, -number)
     hutch.command("gc")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_killed_sandbox_is_told_apart_from_a_failed_program(hutch: Hutch) -> None:
@@ -196,20 +190,37 @@ def _command(pid: int) -> bytes:
         return b""
 
 
+def kill_and_look(hutch: Hutch, moments: Iterator[Callable[[int], object]], flags: list[str]) -> None:
+    """Kill one run after another, each at its moment, and see everything below go."""
+    before = descendants(os.getpid())
+    for moment in moments:
+        with hutch.start("run", *flags, "print(1); import time; time.sleep(0.05)") as child:
+            moment(child.pid)
+            child.kill()
+            child.communicate()
+    assert wait_until(lambda: not living(descendants(os.getpid()) - before), 5), "a sandbox outlives its hutch"
+    assert hutch.command("gc", "--json").exit_code == 0
+
+
 @pytest.mark.parametrize("kind", ["plain", "workspace"])
 def test_kill_at_any_moment_leaves_nothing(hutch: Hutch, project: Path, kind: str) -> None:
     """From before the first cgroup is made to after the program has ended; the rest is for `hutch gc`."""
-    chance = random.Random(1)
+    chance = random.Random(kind)
     flags = ["--workspace", str(project)] if kind == "workspace" else []
-    for step in range(20):
-        with hutch.start("run", *flags, "print(1); import time; time.sleep(0.05)") as child:
-            time.sleep(0.012 * step + chance.random() * 0.012)
-            child.kill()
-            child.communicate()
-    assert wait_until(lambda: not hutch.is_busy(), 5)
-    cleared = hutch.command("gc", "--json")
-    assert cleared.exit_code == 0
+    delays = [0.012 * step + chance.random() * 0.012 for step in range(20)]
+    kill_and_look(hutch, (lambda _pid, delay=delay: time.sleep(delay) for delay in delays), flags)
     assert os.listdir(project) == []
+
+
+def test_kill_while_bubblewrap_sets_up_leaves_nothing(hutch: Hutch) -> None:
+    """Its child waits for its parent's word before it asks to die with it: nobody else may forget that child."""
+    chance = random.Random(3)
+
+    def bubblewrap_has_come(pid: int) -> None:
+        wait_until(lambda: any(_command(below).startswith(b"bwrap") for below in descendants(pid)), 5, pause=0)
+        time.sleep(chance.random() * 0.003)
+
+    kill_and_look(hutch, (bubblewrap_has_come for _ in range(40)), [])
 
 
 def test_the_next_run_clears_what_a_killed_one_left(hutch: Hutch) -> None:

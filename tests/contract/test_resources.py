@@ -133,7 +133,7 @@ def test_fork_bomb_is_contained(hutch: Hutch, code: str) -> None:
 
 def test_a_classic_fork_bomb_ends_with_the_run(hutch: Hutch) -> None:
     ran = hutch.shell("bomb() { bomb | bomb & }; bomb; sleep 30", "--pids", "32", "--timeout", "2")
-    assert ran.outcome in ("timeout", "pids", "failed", "memory", "ok", "output")
+    assert ran.outcome in ("timeout", "pids")
     assert ran.json["duration_ms"] < 20_000
 
 
@@ -172,8 +172,6 @@ def test_two_burners_share_one_cpu(hutch: Hutch) -> None:
         pytest.skip("one CPU would hide the limit")
     spent = float(hutch.run(BURN).out)
     assert spent <= 2.5
-    if hutch.is_root and float(hutch.run(BURN, "--cpus", "2").out) < 2.8:
-        pytest.skip("the machine is too busy to show more than one CPU")
 
 
 def test_half_a_cpu_is_half_a_cpu(root: Hutch) -> None:
@@ -207,18 +205,13 @@ def test_many_empty_files_are_bounded(hutch: Hutch) -> None:
 import os
 made = 0
 try:
-    for made in range(3_000_000):
+    for made in range(400_000):
         os.close(os.open(f"/tmp/{made:0200d}", os.O_CREAT))
 except OSError as error:
     print(made, error.errno)
 """
     ran = hutch.run(code, "--memory", "64", "--tmp", "16", "--timeout", "25")
-    if ran.outcome == "ok":
-        made, error = map(int, ran.out.split())
-        assert error in (28, 12)
-        assert made < 1_000_000
-    else:
-        assert ran.outcome == "memory"
+    assert ran.outcome == "memory" or ran.out.split()[1:] in (["28"], ["12"]), "killed, or no space left"
 
 
 def test_a_writable_mount_cannot_grow_without_end(hutch: Hutch, project: Path) -> None:
@@ -328,20 +321,15 @@ def test_enforced_values_are_truthful(hutch: Hutch) -> None:
         assert "Max data size" in limits
         assert "unlimited" not in next(line for line in limits.splitlines() if line.startswith("Max data size"))
     assert (said["pids"] == "tree") == ("pids.max" in files)
-    assert said["pids"] == "tree" or said["pids"] == "process"
     assert (said["cpus"] == "tree") == bool({"cpu.max", "cpu.cfs_quota_us"} & set(files))
 
 
 def cgroup_files(groups: str) -> list[Path]:
     """The control files of the sandbox's own cgroups, whichever version holds them."""
-    found: list[Path] = []
-    for line in groups.splitlines():
-        _, controller, path = line.split(":", 2)
-        if "/hutch-" in path and "supervisors" not in path:
-            found += [file for file in Path(f"/sys/fs/cgroup/{controller}{path}").glob("*m*") if os.access(file, os.R_OK)]
-            found += list(Path(f"/sys/fs/cgroup/{controller}{path}").glob("[cp]*[s.][amq]*"))
     wanted = ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.max", "cpu.cfs_quota_us")
-    return [path for path in found if path.name in wanted]
+    lines = [line.split(":", 2) for line in groups.splitlines() if "/hutch-" in line and "supervisors" not in line]
+    found = [Path(f"/sys/fs/cgroup/{controller}{path}/{name}") for _, controller, path in lines for name in wanted]
+    return [path for path in found if path.exists()]
 
 
 def test_root_has_limits_for_the_whole_tree(root: Hutch) -> None:

@@ -173,7 +173,7 @@ def test_the_printed_script_reads_back_as_the_very_command(planned: Plan) -> Non
         assert f"mkdir {directory}" in script
         assert all(f"> {directory}/{name}" in script for name, _ in files)
     for path, _, _ in planned.work_directories:
-        assert f"mkdir -m 700 {path}\n" in script
+        assert f"mkdir -m 700 {path} " in script
 
 
 def test_a_shell_reads_the_printed_script_as_the_very_command() -> None:

@@ -416,10 +416,9 @@ def survives(function: Any, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except HutchError as error:
-        assert error.hint
-        assert error.code
-        assert error.message
-        return error.to_json()
+        told = error.to_json()
+    assert all(told[key] for key in ("code", "message", "hint"))
+    return told
 
 
 @given(ANYTHING | LIKELY)

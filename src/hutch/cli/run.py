@@ -170,6 +170,8 @@ def _spec(options: argparse.Namespace) -> Spec:
     name = options.environment or "python"
     request = settings.request(name)
     request.setdefault("environment", name)
+    if settings.path is not None:
+        parse(request, settings.path)  # what the file says must be right before flags are joined with it
     for key, value in _flags(options).items():
         if key == "mounts":
             value = [*request.get("mounts", []), *value]

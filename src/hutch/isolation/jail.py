@@ -166,8 +166,7 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     _variables(draft, spec, rootfs, host)
     # Files are opened while we are still who we are, in the mount namespace that we came from.
     _root_files(draft, rootfs, host, policy.network)
-    if code:
-        draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
+    draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
     host_writable = any(mount.writable for mount in mounts)
     draft.options += ["--seccomp", draft.file(HostPath(seccomp.path(host.machine, host_writable=host_writable)))]
     _unshare(draft, host, policy.network, staged=staged)

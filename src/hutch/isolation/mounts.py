@@ -155,7 +155,8 @@ def _refuse_sensitive(mount: Mount, path: str, unsafe: tuple[Unsafe, ...], priva
                 "mount a project directory, or add --unsafe-writable-home",
                 "mount.home",
             )
-    if mount.writable and any(covers(directory, path) for directory in private):
+    own = [os.path.realpath(directory) for directory in private]
+    if mount.writable and any(covers(directory, path) or covers(path, directory) for directory in own):
         raise _refuse(mount, "hutch's own files must stay out of reach", "mount another directory", "mount.private")
 
 
@@ -167,7 +168,7 @@ def _guard(mount: CheckedMount) -> CheckedMount:
     absent: list[str] = []
     for name in PROTECTED:
         (present if _exists(mount, name) else absent).append(name)
-    present += [name for name in _nested_repositories(mount.host_path) if name not in present]
+    present += [name for name in _nested_repositories(mount.host_path) if _exists(mount, name)]
     if ".github/workflows" in absent and os.path.isfile(f"{mount.host_path}/.github"):
         absent.remove(".github/workflows")
         present.append(".github")
@@ -187,6 +188,12 @@ def _exists(mount: CheckedMount, name: str) -> bool:
             info = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise HostError(
+                f"{path} cannot be looked at ({error.strerror}), so it cannot be protected in a writable mount",
+                code="host.protect",
+                hint=f"make {os.path.dirname(path)} accessible, or mount the directory read-only",
+            ) from error
         if stat.S_ISLNK(info.st_mode):
             raise SpecError(
                 f"{path} is a symbolic link, so it cannot be protected in a writable mount",
@@ -218,7 +225,7 @@ def _nested_repositories(root: str) -> Iterator[str]:
                             return
                         name = f"{directory}/{entry.name}" if directory else entry.name
                         if entry.name == ".git":
-                            if directory and not entry.is_symlink():
+                            if directory:
                                 yield name
                         elif entry.is_dir(follow_symlinks=False) and entry.name != "node_modules":
                             below.append(name)
