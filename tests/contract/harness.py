@@ -375,17 +375,9 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def take(cls, uid: int) -> Snapshot:
-        """Look. The uid is the ordinary user's, which no other worker has."""
-        return cls(frozenset(_own_processes(uid)), frozenset(_own_mounts()), frozenset(_shared_files(uid)))
-
-
-def _own_processes(uid: int) -> Iterator[int]:
-    yield from living(descendants(os.getpid()))
-    for entry in os.scandir("/proc"):
-        if IS_ROOT and entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if entry.stat().st_uid == uid:
-                    yield from living({int(entry.name)})
+        """Look. The uid is the ordinary user's. As a subreaper we have every process of a test below us."""
+        processes = frozenset(living(descendants(os.getpid())))
+        return cls(processes, frozenset(_own_mounts()), frozenset(_shared_files(uid)))
 
 
 def _own_mounts() -> Iterator[str]:
@@ -437,10 +429,16 @@ def _command_line(pid: int) -> str:
 
 
 def end_newcomers(before: Snapshot) -> None:
-    """Kill what is left below us, so that one failing test does not spoil those after it."""
-    for pid in living(descendants(os.getpid()) - before.processes):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """End what is left below us, so that one failing test does not spoil those after it: innermost first.
+
+    Whoever waits for them then gets the chance to clean up.
+    """
+    for _ in range(5):
+        for pid in living(descendants(os.getpid()) - before.processes):
+            if not living(descendants(pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
 
 
 def reap_orphans(before: Snapshot) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from .harness import Hutch
 
+PSEUDO = ["null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm"]
+LINKS = ["core", "fd", "stdin", "stdout", "stderr"]
 MKNOD = """
 import os
 for path in ("/workspace/x", "/tmp/x", "/home/sandbox/x", "/dev/x", "/dev/shm/x"):
@@ -21,7 +23,7 @@ for path in ("/workspace/x", "/tmp/x", "/home/sandbox/x", "/dev/x", "/dev/shm/x"
 
 def test_only_harmless_devices_exist(hutch: Hutch) -> None:
     names = set(hutch.run("import os; print(*os.listdir('/dev'))").out.split())
-    assert names == set("null zero full random urandom tty pts ptmx shm core fd stdin stdout stderr".split())
+    assert names == {*PSEUDO, *LINKS}
 
 
 @pytest.mark.parametrize(("kind", "device"), [(0o020000, "1, 3"), (0o020000, "10, 200"), (0o060000, "8, 0")])
@@ -52,8 +54,8 @@ def test_dev_itself_cannot_be_filled_or_changed(hutch: Hutch) -> None:
 
 
 def test_usual_devices_work(hutch: Hutch) -> None:
-    code = "print(len(open('/dev/urandom', 'rb').read(9)), open('/dev/zero', 'rb').read(2), open('/dev/null').read() == '')"
-    assert hutch.run(code).out == "9 b'\\x00\\x00' True\n"
+    code = "for name, size in (('urandom', 9), ('zero', 2), ('null', 1)): print(len(open('/dev/' + name, 'rb').read(size)))"
+    assert hutch.run(code).out.split() == ["9", "2", "0"]
 
 
 def test_disks_kernel_memory_and_virtualisation_are_absent(hutch: Hutch) -> None:

@@ -46,7 +46,7 @@ def test_a_named_variable_is_passed_on(hutch: Hutch) -> None:
     assert (seen["PLAIN"], seen["COLOUR"]) == ("hunter2-plain", "red")
 
 
-@pytest.mark.parametrize("name", ["GITHUB_TOKEN", "AWS_PROFILE", "SSH_AUTH_SOCK", "LD_DEBUG", "db_password", "BASH_ENV"])
+@pytest.mark.parametrize("name", ["GITHUB_TOKEN", "AWS_PROFILE", "SSH_AUTH_SOCK", "LD_DEBUG", "db_password", "ENV"])
 def test_a_secret_is_not_passed_on_by_name_alone(hutch: Hutch, name: str) -> None:
     ran = hutch.run(SHOW, "--env", name, variables={name: ""})
     assert (ran.exit_code, ran.outcome) == (2, "spec.secret")

@@ -93,8 +93,10 @@ def test_system_v_ipc_of_the_host_is_invisible(hutch: Hutch) -> None:
 def test_two_sandboxes_share_nothing(hutch: Hutch) -> None:
     plant = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0shared'); s.listen(); "
     plant += "[open(d + '/planted', 'w') for d in ('/tmp', '/dev/shm', '/home/sandbox', '/workspace')]; "
-    code = "import os, socket\nprint([d for d in ('/tmp', '/dev/shm', '/home/sandbox', '/workspace') if os.listdir(d)])\n"
-    code += "print(len([p for p in os.listdir('/proc') if p.isdigit()]))\nsocket.socket(socket.AF_UNIX).connect('\\0shared')"
+    code = "import os, socket\n"
+    code += "print([d for d in ('/tmp', '/dev/shm', '/home/sandbox', '/workspace') if os.listdir(d)])\n"
+    code += "print(len([p for p in os.listdir('/proc') if p.isdigit()]))\n"
+    code += "socket.socket(socket.AF_UNIX).connect('\\0shared')"
     with hutch.running(plant + "print('ready'); time.sleep(60)"):
         ran = hutch.run(code)
     assert ran.out.splitlines() == ["[]", "2"]
@@ -103,7 +105,7 @@ def test_two_sandboxes_share_nothing(hutch: Hutch) -> None:
 
 def test_perl_and_shell_cannot_connect_either(hutch: Hutch, listener: Path) -> None:
     need("perl")
-    code = f"perl -MSocket -e 'socket(S, AF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un(\"{listener}\")) or die $!'"
-    ran = hutch.shell(code)
+    code = f'socket(S, AF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un("{listener}")) or die $!'
+    ran = hutch.shell(f"perl -MSocket -e '{code}'")
     assert ran.outcome == "failed"
     assert "No such file" in ran.err

@@ -66,26 +66,30 @@ def test_memory_bomb_is_named(hutch: Hutch) -> None:
 
 
 def test_memory_of_many_processes_counts_together(hutch: Hutch) -> None:
-    code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        kept = b'x' * (30 << 20); time.sleep(30)\n"
+    code = "import os, time\nfor _ in range(6):\n"
+    code += "    if os.fork() == 0:\n        kept = b'x' * (30 << 20); time.sleep(30)\n"
     ran = hutch.run(code + "time.sleep(0.5)\nos.wait(); raise SystemExit(1)", "--memory", "96", "--timeout", "20")
     assert ran.outcome == "memory"
 
 
 def test_memory_of_shared_mappings_counts(hutch: Hutch) -> None:
-    code = "import mmap, time\nm = mmap.mmap(-1, 200 << 20)\nfor i in range(0, 200 << 20, 4096): m[i] = 1\ntime.sleep(1)"
+    code = "import mmap, time\nshared = mmap.mmap(-1, 200 << 20)\n"
+    code += "for at in range(0, 200 << 20, 4096): shared[at] = 1\ntime.sleep(1)"
     assert hutch.run(code, "--memory", "96").outcome == "memory"
 
 
 def test_memory_in_files_that_nobody_mapped_counts(hutch: Hutch) -> None:
     """An anonymous file is memory that shows in no process's own account."""
     code = "import os, time\nfds = [os.memfd_create('x') for _ in range(4)]\n"
-    code += "for fd in fds:\n    for _ in range(100): os.write(fd, bytes(1 << 20))\ntime.sleep(1.5); raise SystemExit(7)"
+    code += "for fd in fds:\n    for _ in range(100): os.write(fd, bytes(1 << 20))\n"
+    code += "time.sleep(1.5); raise SystemExit(7)"
     ran = hutch.run(code, "--memory", "96")
     assert ran.outcome == "memory"
 
 
 def test_memory_in_temporary_files_counts(hutch: Hutch) -> None:
-    code = "import time\nfor path in ('/tmp', '/home/sandbox', '/workspace'):\n    open(path + '/x', 'wb').write(bytes(90 << 20))\n"
+    code = "import time\nfor path in ('/tmp', '/home/sandbox', '/workspace'):\n"
+    code += "    open(path + '/x', 'wb').write(bytes(90 << 20))\n"
     ran = hutch.run(code + "time.sleep(1.5); raise SystemExit(7)", "--memory", "96")
     assert ran.outcome == "memory"
 
@@ -233,7 +237,8 @@ def test_files_without_a_name_count_too(hutch: Hutch, project: Path) -> None:
 
 def test_many_small_files_in_a_writable_mount_are_bounded(hutch: Hutch, project: Path) -> None:
     config = write_config(hutch, "disk_mb = 8")
-    code = "import time\nfor i in range(40):\n    for j in range(400): open(f'/workspace/{i}-{j}', 'w').write('x')\n    time.sleep(0.15)"
+    code = "import time\nfor i in range(40):\n"
+    code += "    for j in range(400): open(f'/workspace/{i}-{j}', 'w').write('x')\n    time.sleep(0.15)"
     ran = hutch.run(code, "--workspace", project, "--config", config)
     assert ran.outcome == "disk"
 
@@ -348,7 +353,8 @@ def test_strict_limits_are_an_error_where_they_do_not_hold(user: Hutch) -> None:
 
 
 def test_open_files_are_bounded(hutch: Hutch) -> None:
-    code = "kept = []\ntry:\n    while True: kept.append(open('/dev/null'))\nexcept OSError as error: print(len(kept), error.errno)"
+    code = "kept = []\ntry:\n    while True: kept.append(open('/dev/null'))\n"
+    code += "except OSError as error: print(len(kept), error.errno)"
     made, error = map(int, hutch.run(code).out.split())
     assert (made < 1024, error) == (True, 24)
 

@@ -115,7 +115,8 @@ print(result, errno.errorcode.get(ctypes.get_errno()))
 
 
 def test_the_program_has_no_controlling_terminal(hutch: Hutch, terminal: Terminal) -> None:
-    code = "import os\nprint(os.isatty(0), os.isatty(1), os.isatty(2), os.getsid(0) == os.getpid())\nprint('ran to the end')"
+    code = "import os\nprint(os.isatty(0), os.isatty(1), os.isatty(2), os.getsid(0) == os.getpid())\n"
+    code += "print('ran to the end')"
     with on_terminal(hutch, terminal, [PYTHON, "-m", "hutch", "run", code]) as child:
         shown = terminal.shown()
         child.wait(timeout=30)
@@ -143,5 +144,6 @@ def test_closing_the_terminal_leaves_nothing(hutch: Hutch) -> None:
 
 
 def test_a_terminal_of_ones_own_works_inside(hutch: Hutch) -> None:
-    code = "import os, pty; pid, fd = pty.fork()\nif not pid: os.execvp('tty', ['tty'])\nprint(os.read(fd, 99).decode().strip())"
+    code = "import os, pty; pid, fd = pty.fork()\nif not pid: os.execvp('tty', ['tty'])\n"
+    code += "print(os.read(fd, 99).decode().strip())"
     assert hutch.run(code).out.startswith("/dev/pts/")

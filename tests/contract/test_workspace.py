@@ -16,8 +16,8 @@ import pytest
 from .harness import Hutch, end, need, picture
 
 FILES = [
-    ".gitmodules", ".gitattributes", ".gitconfig", ".mcp.json", ".pre-commit-config.yaml", ".envrc", ".npmrc", ".yarnrc",
-    ".yarnrc.yml", ".pnpmfile.cjs", ".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".ripgreprc",
+    ".gitmodules", ".gitattributes", ".gitconfig", ".mcp.json", ".pre-commit-config.yaml", ".envrc", ".npmrc",
+    ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", ".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".ripgreprc",
 ]  # fmt: skip
 DIRECTORIES = [
     ".git", ".claude", ".codex", ".agents", ".cursor", ".gemini", ".vscode", ".idea", ".zed", ".devcontainer", ".husky",

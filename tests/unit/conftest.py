@@ -19,13 +19,27 @@ settings.register_profile(
 settings.load_profile("hutch")
 
 
+@pytest.fixture(scope="session")
+def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def nobodys_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_settings(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home without settings, so that those of whoever runs the tests change nothing."""
-    home = tmp_path_factory.mktemp("home")
-    for name in ("HUTCH_CONFIG", "HUTCH_DATA_DIR", "HUTCH_CACHE_DIR", "HUTCH_BWRAP"):
+    for name in ("CONFIG", "DATA_DIR", "CACHE_DIR", "BWRAP"):
+        monkeypatch.delenv(f"HUTCH_{name}", raising=False)
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("NIXOSANDBOX_DATA_DIR", "NIXOSANDBOX_BWRAP_PATH", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+    for name in ("NIXOSANDBOX_DATA_DIR", "NIXOSANDBOX_BWRAP_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(empty_home))
+
+
+@pytest.fixture
+def nobodys_home(no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of the test's own, to put settings into."""
+    home = tmp_path / "home"
+    home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     return home

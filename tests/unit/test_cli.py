@@ -315,7 +315,9 @@ def test_completion_knows_every_verb_and_option(script: tuple[str, str]) -> None
                 option = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
                 assert any(option in line for line in text.splitlines() if f"_from {verb}'" in line)
             else:
-                assert any(f" {option} " in f" {line} ".replace("'", " ") for line in text.splitlines() if f"{verb})" in line)
+                assert any(
+                    f" {option} " in f" {line} ".replace("'", " ") for line in text.splitlines() if f"{verb})" in line
+                )
 
 
 def test_completion_is_a_script_that_its_shell_reads(script: tuple[str, str], tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
         for name in names:
             parts = name.split(".")
             # A name of the package itself, such as its version, lies below everything.
-            if parts[0] == "hutch" and len(parts) > 1 and (ROOT / parts[1]).with_suffix(".py").exists():
-                yield node.lineno, parts[1]
-            elif parts[0] == "hutch" and len(parts) > 1 and (ROOT / parts[1]).is_dir():
-                yield node.lineno, parts[1]
+            if parts[0] == "hutch" and len(parts) > 1:
+                module = ROOT / parts[1]
+                if module.is_dir() or module.with_suffix(".py").exists():
+                    yield node.lineno, parts[1]
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=lambda file: file.name)

@@ -104,14 +104,22 @@ def test_a_sink_writes_everything_in_order_and_in_small_steps() -> None:
         os.close(write)
 
 
+@pytest.mark.xfail(reason="what a full pipe refuses is taken from the queue and lost")
 def test_a_sink_keeps_what_the_reader_did_not_take() -> None:
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         sink = Sink(write)
         sink.feed(b"x" * 1_000_000)
-        with pytest.raises(BlockingIOError):
-            for _ in range(1000):
-                sink.flush_some()
+        got = 0
+        while sink.is_blocked and got < 1_000_000:
+            for _ in range(20):  # more than the pipe takes
+                try:
+                    if sink.is_blocked:
+                        sink.flush_some()
+                except BlockingIOError:
+                    break
+            got += len(os.read(read, 1_000_000))
+        assert got == 1_000_000
     finally:
         os.close(read)
         os.close(write)

@@ -57,7 +57,7 @@ def test_the_environment_is_built_from_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     "inheritable",
-    [False, pytest.param(True, marks=pytest.mark.xfail(reason="posix_spawn passes on what was made inheritable"))],
+    [False, True],
 )
 def test_no_descriptor_leaks_into_the_child(inheritable: bool) -> None:
     fd = os.open("/", os.O_RDONLY)
@@ -85,7 +85,6 @@ def test_a_grandchild_that_holds_the_pipe_does_not_outwait_the_deadline() -> Non
     assert time.monotonic() - started < 2.5
 
 
-@pytest.mark.xfail(reason="a program that closes its outputs is waited for without a deadline")
 def test_the_deadline_holds_for_a_program_that_closed_its_outputs() -> None:
     assert sh("exec >&- 2>&-; exec sleep 1", timeout_seconds=0.1).timed_out
 
@@ -119,7 +118,9 @@ def test_a_child_sees_exactly_the_descriptors_it_was_given() -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        child = process.spawn([SH, "-c", f"echo given > /proc/self/fd/{write}"], stdin=null, stdout=null, stderr=null, fds=(write,))
+        child = process.spawn(
+            [SH, "-c", f"echo given > /proc/self/fd/{write}"], stdin=null, stdout=null, stderr=null, fds=(write,)
+        )
         assert child.wait() == 0
         assert child.poll() == 0
         assert os.read(read, 100) == b"given\n"

@@ -80,7 +80,11 @@ def test_each_preset_has_its_interpreter(name: str, interpreter: str) -> None:
 def test_values_of_the_model_are_accepted_as_they_are() -> None:
     mount = Mount(host_path="/a", guest_path="/b")
     asked = spec.parse({"network": Network.FULL, "source": Source.HOST, "mounts": [mount]})
-    assert (asked.policy.network, asked.environment.source, asked.policy.mounts) == (Network.FULL, Source.HOST, (mount,))
+    assert (asked.policy.network, asked.environment.source, asked.policy.mounts) == (
+        Network.FULL,
+        Source.HOST,
+        (mount,),
+    )
 
 
 def test_flags_stand_over_the_settings_and_lists_join(tmp_path: Any) -> None:
@@ -92,7 +96,6 @@ def test_flags_stand_over_the_settings_and_lists_join(tmp_path: Any) -> None:
     assert asked.policy.variables == (("A", "2"), ("B", "1"))
 
 
-@pytest.mark.xfail(reason="the flags are joined with the settings before the settings are read", raises=TypeError)
 @pytest.mark.parametrize(("toml", "flags"), [("mounts = 3", ["--mount", "/a:/b"]), ("env = 3", ["--env", "A=1"])])
 def test_wrong_settings_are_refused_also_where_a_flag_joins_them(toml: str, flags: list[str], tmp_path: Any) -> None:
     file = tmp_path / "a.toml"
@@ -195,7 +198,6 @@ def test_what_is_no_real_number_is_out_of_range(key: str, value: float) -> None:
     assert refusal({key: value}).code == "spec.range"
 
 
-@pytest.mark.xfail(reason="an integer of more than 4300 digits cannot be shown", raises=ValueError)
 def test_an_endless_number_is_out_of_range() -> None:
     assert refusal({"pids": 10**5000}).code == "spec.range"
 
@@ -299,7 +301,6 @@ def test_guest_paths_that_make_up_the_sandbox(path: str) -> None:
     assert caught.value.code == "spec.guest-system"
 
 
-@pytest.mark.xfail(reason="a ready Mount is taken without looking at its guest path")
 def test_a_ready_mount_obeys_the_same_rules() -> None:
     with pytest.raises(SpecError):
         spec.parse({"mounts": [Mount(host_path="/a", guest_path="/usr")]})
@@ -313,10 +314,7 @@ def test_a_ready_mount_obeys_the_same_rules() -> None:
         {"mounts": ["/b:/x/y", "/a:/x"]},
         {"mounts": ["/a:/project"], "project": "/b"},
         {"mounts": ["/a:/workspace/in"], "workspace": "/b"},
-        pytest.param(
-            {"mounts": ["/a:/x", "/b:/x-y", "/c:/x/y"]},
-            marks=pytest.mark.xfail(reason="only neighbours in order are compared, and - sorts before /"),
-        ),
+        {"mounts": ["/a:/x", "/b:/x-y", "/c:/x/y"]},
     ],
     ids=repr,
 )
@@ -451,7 +449,9 @@ def test_no_size_crashes(text: str) -> None:
 
 
 TABLE = st.sampled_from(["defaults", "project", "daemon", "session", "environments", "environments.a", "x", '"é"'])
-VALUE = st.sampled_from(["1", "-1", "1.5", "nan", "true", '"x"', "[]", "[1]", "{}", "{a = 1}", "1979-05-27", "07:32:00"])
+VALUE = st.sampled_from(
+    ["1", "-1", "1.5", "nan", "true", '"x"', "[]", "[1]", "{}", "{a = 1}", "1979-05-27", "07:32:00"]
+)
 LINE = (
     st.builds("[{}]".format, TABLE)
     | st.builds("{} = {}".format, st.sampled_from([*spec.FIELDS, "path", "preset", "mount_point", "x"]), VALUE)

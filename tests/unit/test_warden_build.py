@@ -102,7 +102,9 @@ def segments(file: Path) -> list[Segment]:
 
 @each_machine
 def test_the_warden_is_for_its_machine(machine: Machine) -> None:
-    assert int.from_bytes(shipped(machine).read_bytes()[18:20], "little") == {"x86_64": 62, "aarch64": 183}[machine.name]
+    assert (
+        int.from_bytes(shipped(machine).read_bytes()[18:20], "little") == {"x86_64": 62, "aarch64": 183}[machine.name]
+    )
 
 
 @each_machine

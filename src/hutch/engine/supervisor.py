@@ -432,7 +432,7 @@ def explain_failure(operation: str, number: int, text: str) -> HutchError:
             details=text,
             hint=namespace_hint(),
         )
-    if operation == "pin":
+    if operation == "pin" or (operation == "bwrap" and ("bind mount" in text or "source path" in text)):
         return SpecError(
             f"{text} changed while the sandbox was starting ({why})",
             code="mount.changed",

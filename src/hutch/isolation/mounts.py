@@ -98,14 +98,14 @@ def _refuse(mount: Mount, problem: str, hint: str, code: str) -> SpecError:
 
 def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> CheckedMount:
     path = os.path.abspath(os.path.expanduser(mount.host_path))
-    real = os.path.realpath(path)
     try:
+        real = os.path.realpath(path)
         info = os.lstat(path)
     except OSError as error:
         raise _refuse(
             mount, f"{path} cannot be read ({error.strerror})", "name a file or directory that exists", "mount.missing"
         ) from error
-    if real != path:
+    if real != path or stat.S_ISLNK(info.st_mode):
         raise _refuse(
             mount,
             "the path goes through a symbolic link",

@@ -559,6 +559,7 @@ static long refresh(const char *mounts, long parent)
 static __attribute__((noreturn)) void prepare(char **words, int count, long parent, long gate)
 {
     int i = 0;
+    CALL(setpgid, 0, 0, 0, 0, 0); /* here and in the parent: whoever comes first, the group exists when it is killed */
     reset_signals();
     die_with(parent);
     while (i < count) {
@@ -637,11 +638,25 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
 
 /* ---- clean-up, by the outer parent -------------------------------------------------------------------------------- */
 
+/* overlayfs leaves its work directory with mode 000. Never done for root, who needs no permission, and whose change of
+ * mode somebody else's link could send elsewhere. */
+static void unlock(long directory, const char *name)
+{
+    char path[64], *end = path + sizeof path - 1;
+    long fd = CALL(openat, directory, name, O_PATH_DIR | O_NOFOLLOW, 0, 0);
+    if (fd < 0)
+        return;
+    append_number(append(path, end, "/proc/self/fd/"), end, fd);
+    CALL(fchmodat, AT_FDCWD, path, 0700, 0, 0);
+    CALL(close, fd, 0, 0, 0, 0);
+}
+
 static void remove_tree(long directory, const char *name, int depth)
 {
     char buffer[4096];
     long fd, n;
-    CALL(fchmodat, directory, name, 0700, 0, 0); /* overlayfs leaves its work directory with mode 000 */
+    if (CALL(geteuid, 0, 0, 0, 0, 0))
+        unlock(directory, name);
     fd = CALL(openat, directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0);
     if (fd >= 0) {
         while (depth && (n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
@@ -756,6 +771,26 @@ static long raise_fd(const char *text, long to)
     return to;
 }
 
+/* Orphans of a bubblewrap that died before its child asked to die with it come to us, their subreaper. */
+static void kill_children(long self)
+{
+    char path[64], list[4096], *end = path + sizeof path - 1;
+    long fd, n;
+    append(append_number(append(path, end, "/proc/self/task/"), end, self), end, "/children");
+    fd = CALL(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0, 0);
+    n = fd < 0 ? 0 : CALL(read, fd, list, sizeof list - 1, 0, 0);
+    list[n < 0 ? 0 : n] = 0;
+    for (const char *at = list; *at;) {
+        ulong pid = number(&at);
+        if (pid)
+            CALL(kill, pid, SIGKILL, 0, 0, 0);
+        else
+            at++;
+    }
+    if (fd >= 0)
+        CALL(close, fd, 0, 0, 0, 0);
+}
+
 static int watch(char **words, int count)
 {
     struct pollfd polls[2];
@@ -797,6 +832,7 @@ static int watch(char **words, int count)
         CALL(close, signals, 0, 0, 0, 0);
         prepare(words, count, self, gate);
     }
+    CALL(setpgid, child, child, 0, 0, 0);
     report("child", child);
     if (gate >= 0)
         CALL(close, gate, 0, 0, 0, 0);
@@ -807,9 +843,10 @@ static int watch(char **words, int count)
     polls[1].fd = (int)lifeline; /* -1 is ignored by poll */
     polls[1].events = POLLIN;
     released = lifeline < 0;
-    for (int alive = 1; alive || !released;) {
-        int kill = 0, status;
-        CALL(ppoll, polls, 2, 0, 0, 0);
+    for (int alive = 1, kill = 0, reaped = 0; alive || !released;) {
+        int status;
+        long pause[2] = {0, 10000000}; /* while killing: an orphan may come to us unannounced */
+        CALL(ppoll, polls, 2, alive && kill ? pause : 0, 0, 0);
         if (polls[1].revents) {
             released = 1;
             kill = 1;
@@ -822,13 +859,18 @@ static int watch(char **words, int count)
             else if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP)
                 kill = released = 1;
         }
-        if (kill && alive)
-            CALL(kill, child, SIGKILL, 0, 0, 0);
+        if (kill && alive) {
+            if (!reaped) /* afterwards the number may belong to somebody else */
+                CALL(kill, -child, SIGKILL, 0, 0, 0);
+            kill_children(self);
+        }
         /* As subreaper we inherit the sandbox's pid 1 when bubblewrap is gone, and its end is the end of them all. */
         while (alive) {
             long pid = CALL(wait4, -1, &status, 1 /* WNOHANG */, 0, 0);
-            if (pid == child)
+            if (pid == child) {
+                kill = reaped = 1; /* what bubblewrap leaves behind is not meant to stay */
                 code = (status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+            }
             if (pid == -ECHILD) {
                 alive = 0;
                 report("ended", code);
