@@ -221,6 +221,8 @@ class Plan(Value):
     """"prevented" when paths in a writable mount are guarded."""
     watched: tuple[HostPath, ...] = ()
     """Writable mounts whose growth is bounded by looking."""
+    temporary: tuple[GuestPath, ...] = ()
+    """Filesystems of the sandbox that live in memory."""
     unsafe: tuple[str, ...] = ()
     environment: str = ""
     source: Source = Source.HOST

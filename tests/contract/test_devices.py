@@ -54,7 +54,8 @@ def test_dev_itself_cannot_be_filled_or_changed(hutch: Hutch) -> None:
 
 
 def test_usual_devices_work(hutch: Hutch) -> None:
-    code = "for name, size in (('urandom', 9), ('zero', 2), ('null', 1)): print(len(open('/dev/' + name, 'rb').read(size)))"
+    code = "for name, size in (('urandom', 9), ('zero', 2), ('null', 1)):\n"
+    code += "    print(len(open('/dev/' + name, 'rb').read(size)))"
     assert hutch.run(code).out.split() == ["9", "2", "0"]
 
 

@@ -175,7 +175,7 @@ def test_git_in_the_sandboxs_own_workspace(hutch: Hutch) -> None:
         ("java", JAVA, "from a thread\n"),
         ("go", GO, "42\n"),
         ("rustc", RUST, "42\n"),
-        ("perl", "perl -MPOSIX -e 'print strftime(\"%Y\", gmtime(0)), \"\\n\"'", "1970\n"),
+        ("perl", 'perl -MPOSIX -e \'print strftime("%Y", gmtime(0)), "\\n"\'', "1970\n"),
     ],
     ids=["gcc", "java", "go", "rustc", "perl"],
 )

@@ -17,7 +17,8 @@ from .harness import Hutch, end, need, picture
 
 FILES = [
     ".gitmodules", ".gitattributes", ".gitconfig", ".mcp.json", ".pre-commit-config.yaml", ".envrc", ".npmrc",
-    ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", ".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".ripgreprc",
+    ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", ".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile",
+    ".ripgreprc",
 ]  # fmt: skip
 DIRECTORIES = [
     ".git", ".claude", ".codex", ".agents", ".cursor", ".gemini", ".vscode", ".idea", ".zed", ".devcontainer", ".husky",

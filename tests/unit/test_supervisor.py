@@ -30,7 +30,7 @@ word() { tr '\\0' '\\n' < /proc/self/fd/$args | sed -n "$1p"; }
 args=$2
 status=/proc/self/fd/$(word 2)
 lifeline=/proc/self/fd/$(word 4)
-until_killed() { cat $lifeline; }
+until_killed() { cat $lifeline > /dev/null; }
 report() { echo "$@" > $status; }
 report child $$
 """
@@ -97,7 +97,7 @@ def test_a_limit_is_blamed_only_on_evidence(
     # The counters are there until hutch has read them, which it does when it hears of the end.
     script = f"report started 0; echo {text} > $group/{file}; "
     script += f"report exit {ending}; " if ending is not None else ""
-    script += "report ended 0; exec <&- >&- 2>&-; until_killed"
+    script += "report ended 0; exec < /dev/null > /dev/null 2>&1; until_killed"
     result = warden.run_in_group(script)
     assert (result.outcome, result.limits_hit) == (outcome, hit)
     assert not warden.group.exists()
@@ -107,10 +107,10 @@ def test_the_time_limit_ends_the_run(warden: StandIn) -> None:
     started = time.monotonic()
     plan = PLAN.replace(limits=PLAN.limits.replace(timeout_seconds=0.2))
     result = warden.run("report started 0; echo before; until_killed", plan)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert (result.outcome, result.exit_code, result.stdout) == (Outcome.TIMEOUT, None, "before\n")
     assert result.limits_hit == ("timeout",)
-    assert 200 <= result.duration_ms < 5000
+    assert 200 <= result.duration_ms < 15_000
 
 
 def test_the_output_limit_ends_the_run(warden: StandIn) -> None:

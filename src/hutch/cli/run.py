@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add("--pids", metavar="N", type=int, help="processes and threads (default 128)")
     add("--cpus", metavar="N", type=float, help="CPUs (default 1)")
     add("--tmp", metavar="SIZE", help="size of /tmp, the home and a /workspace that is no mount (default 256M)")
+    add("--disk", metavar="SIZE", help="how much writable mounts may grow, all together (default 1G)")
     add("--max-output", metavar="SIZE", help="stop the run at this much output (default 16M)")
     add("--network", metavar="MODE", help="off (default), full: the internet, host: the host's own network, weaker")
     add("--mount", metavar="HOST:GUEST[:rw]", action="append", default=[], help="show a file or directory inside")
@@ -121,7 +122,7 @@ def _say_why(result: Result, limits: Limits) -> None:
         else "",
         Outcome.MEMORY: f"stopped at {limits.memory_bytes // MIB} MiB of memory; --memory changes that",
         Outcome.PIDS: f"more than {limits.pids} processes were refused; --pids changes that",
-        Outcome.DISK: "stopped: it wrote more to disk than it may",
+        Outcome.DISK: f"stopped: writable mounts grew by {limits.disk_bytes // MIB} MiB; --disk changes that",
         Outcome.OUTPUT: f"stopped after {limits.output_bytes // MIB} MiB of output; --max-output changes that",
         Outcome.KILLED: "the sandbox was killed from outside",
     }.get(result.outcome)
@@ -137,7 +138,7 @@ def _code(options: argparse.Namespace) -> str:
         raise SpecError("sessions are not available yet", code="spec.session", hint="run without -s")
     if options.code is not None and options.file is not None:
         raise SpecError("both CODE and --file were given", code="cli.usage", hint="give one of them")
-    if options.file is not None:
+    if options.file is not None and options.file != "-":
         try:
             with open(options.file, "rb") as file:
                 return _decode(file.read(sandbox.CODE_BYTES + 1), options.file)
@@ -151,7 +152,7 @@ def _code(options: argparse.Namespace) -> str:
         raise SpecError(
             "standard input cannot be both the program and its input", code="cli.usage", hint="give CODE or --file"
         )
-    if options.code is None and os.isatty(0):
+    if options.code is None and options.file is None and os.isatty(0):
         raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
     return _decode(sys.stdin.buffer.read(sandbox.CODE_BYTES + 1), "standard input")
 
@@ -183,7 +184,7 @@ def _spec(options: argparse.Namespace) -> Spec:
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:
     request: dict[str, Any] = {}
-    for key, flag in (("memory_mb", "memory"), ("tmp_mb", "tmp"), ("max_output_mb", "max_output")):
+    for key, flag in (("memory_mb", "memory"), ("tmp_mb", "tmp"), ("disk_mb", "disk"), ("max_output_mb", "max_output")):
         text = getattr(options, flag)
         if text is not None:
             request[key] = parse_size_mb(text, f"--{flag.replace('_', '-')}")

@@ -375,9 +375,12 @@ class _Sampler:
             return
         self.next_look = now + (_SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
         bounds = self._run.plan.limits
-        if self._memory and self._run.child_pid and limits.tree_memory(self._run.child_pid) > bounds.memory_bytes:
-            self._run._kill(Outcome.MEMORY)
-        elif self._watched and now >= self._next_disk:
+        if self._memory and self._run.child_pid:
+            used = limits.tree_memory(self._run.child_pid, self._run.plan.temporary)
+            if used > bounds.memory_bytes:
+                self._run._kill(Outcome.MEMORY)
+                return
+        if self._watched and now >= self._next_disk:
             used = sum(limits.tree_disk(path) for path in self._watched)
             spent = time.monotonic() - now
             # A large tree must not take more than a tenth of our time.

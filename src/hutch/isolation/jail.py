@@ -172,7 +172,7 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     _unshare(draft, host, policy.network, staged=staged)
     program = _stage(draft, host) if staged else host.bwrap.path
     _binds(draft, rootfs, host)
-    _own_filesystems(draft, spec, mounts)
+    temporary = _own_filesystems(draft, spec, mounts)
     for index, mount in enumerate(mounts):
         _mount(draft, mount, index, host, staged=staged)
     guarded = [f"{host.stage}/mount{index}" for index, mount in enumerate(mounts) if mount.guarded]
@@ -203,6 +203,7 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         enforced=limit_plan.enforced,
         protected="prevented" if any(mount.guarded for mount in mounts) else None,
         watched=tuple(mount.host_path for mount in mounts if mount.writable),
+        temporary=temporary,
         unsafe=_unsafe(spec),
         environment=spec.environment.name,
         source=rootfs.source,
@@ -303,16 +304,18 @@ def _binds(draft: _Draft, rootfs: Rootfs, host: Host) -> None:
         draft.options += ["--symlink", target, link]
 
 
-def _own_filesystems(draft: _Draft, spec: Spec, mounts: tuple[CheckedMount, ...]) -> None:
+def _own_filesystems(draft: _Draft, spec: Spec, mounts: tuple[CheckedMount, ...]) -> tuple[GuestPath, ...]:
+    """Mount what is the sandbox's own, and say which of it lives in memory."""
     taken = {mount.guest_path for mount in mounts}
     tmp = str(spec.policy.limits.tmp_bytes)
     draft.options += ["--proc", "/proc", "--dev", "/dev"]
     draft.options += ["--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     draft.options += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
-    for path in ("/home/sandbox", "/workspace"):
-        if path not in taken:
-            draft.options += ["--perms", "0755", "--size", tmp, "--tmpfs", path]
+    own = tuple(GuestPath(path) for path in ("/home/sandbox", "/workspace") if path not in taken)
+    for path in own:
+        draft.options += ["--perms", "0755", "--size", tmp, "--tmpfs", path]
     draft.options += ["--symlink", "/tmp", "/var/tmp"]
+    return (GuestPath("/tmp"), GuestPath("/dev/shm"), *own)
 
 
 # ---- mounts ---------------------------------------------------------------------------------------------------------

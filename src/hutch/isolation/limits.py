@@ -9,6 +9,7 @@ Which limit was hit is read from counters of the kernel or from a decision of ou
 
 from __future__ import annotations
 
+import errno
 import os
 
 from ..errors import HostError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _ROOT = "/sys/fs/cgroup"
 _CONTROLLERS = ("memory", "pids", "cpu")
+_SUPERVISORS = "hutch-supervisors"
+"""A leaf for the processes of a delegated group: in version 2 only a group that has none can pass controllers on."""
+_EVACUATIONS = 10
 _CPU_PERIOD_US = 100_000
 _OVERHEAD_PIDS = 2
 """bubblewrap's monitor and pid 1 count too, and are not the program's."""
@@ -71,40 +75,67 @@ def find_cgroup_base() -> CgroupBase | None:
 
 
 def _find_v2(mount: str, own: str) -> CgroupBase | None:
-    """Root makes sandboxes' groups at the top; others need a group that was delegated to them."""
-    directory = mount if os.geteuid() == 0 else os.path.normpath(f"{mount}/{own}")
+    """Root makes sandboxes' groups at the top; others need a group that was delegated to them. Looks, and no more."""
+    # Whoever started a sandbox before sits in the leaf, and was delegated the group above.
+    given = "/" if os.geteuid() == 0 else own.removesuffix(f"/{_SUPERVISORS}")
+    directory = os.path.normpath(f"{mount}/{given}")
     if not os.access(f"{directory}/cgroup.procs", os.W_OK) or not os.access(directory, os.W_OK):
         return None
-    if not set(_CONTROLLERS[:2]) <= set(_read(f"{directory}/cgroup.controllers").split()):
+    available = _read(f"{directory}/cgroup.controllers").split()
+    wanted = tuple(name for name in _CONTROLLERS if name in available)
+    if not set(_CONTROLLERS[:2]) <= set(wanted) or not _can_enable(directory, wanted):
         return None
-    if not _enable(directory):
-        return None
-    enabled = _read(f"{directory}/cgroup.subtree_control").split()
-    return CgroupBase(
-        version=2, directories=tuple((name, HostPath(directory)) for name in _CONTROLLERS if name in enabled)
-    )
+    return CgroupBase(version=2, directories=tuple((name, HostPath(directory)) for name in wanted))
 
 
-def _enable(directory: str) -> bool:
-    """Let children of a delegated group have controllers; its own processes must then sit in a leaf."""
+def _can_enable(directory: str, wanted: Sequence[str]) -> bool:
+    """Whether `_enable` would succeed."""
     control = f"{directory}/cgroup.subtree_control"
-    wanted = [name for name in _CONTROLLERS if name in _read(f"{directory}/cgroup.controllers").split()]
     if set(wanted) <= set(_read(control).split()):
         return True
-    text = " ".join(f"+{name}" for name in wanted)
-    try:
-        _write(control, text)
+    kind = _read(f"{directory}/cgroup.type").strip()
+    if kind not in ("", "domain") or not os.access(control, os.W_OK):
+        return False
+    processes = set(_read(f"{directory}/cgroup.procs").split())
+    # The top of all groups has no type, and may pass controllers on beside any processes. "0" stands for a process
+    # outside our pid namespace, which nobody here can move.
+    return not kind or ("0" not in processes and (processes <= {str(os.getpid())} or _is_given(directory)))
+
+
+def _is_given(directory: str) -> bool:
+    """Whether others' processes in a group are ours to move: systemd marks the units that it leaves to somebody."""
+    if not directory.endswith((".scope", ".service", ".slice")):
         return True
-    except OSError:
-        pass
-    leaf = f"{directory}/hutch-supervisors"
     try:
-        os.makedirs(leaf, exist_ok=True)
-        _write(f"{leaf}/cgroup.procs", str(os.getpid()))
-        _write(control, text)
-        return True
+        return os.getxattr(directory, "user.delegate") == b"1"
     except OSError:
         return False
+
+
+def _enable(directory: str, wanted: set[str]) -> None:
+    """Let groups below a group of version 2 have controllers; its own processes must then sit in a leaf."""
+    control = f"{directory}/cgroup.subtree_control"
+    text = " ".join(f"+{name}" for name in _CONTROLLERS if name in wanted)
+    for attempt in range(_EVACUATIONS):
+        if wanted <= set(_read(control).split()):
+            return
+        try:
+            _write(control, text)
+        except OSError as error:
+            # Whatever was started meanwhile needs another round.
+            if error.errno != errno.EBUSY or attempt == _EVACUATIONS - 1:
+                raise
+            _evacuate(directory)
+
+
+def _evacuate(directory: str) -> None:
+    leaf = f"{directory}/{_SUPERVISORS}"
+    os.makedirs(leaf, exist_ok=True)
+    for pid in _read(f"{directory}/cgroup.procs").split():
+        try:
+            _write(f"{leaf}/cgroup.procs", pid)
+        except ProcessLookupError:
+            continue
 
 
 def _own_cgroups() -> dict[str, str]:
@@ -282,6 +313,9 @@ def make_cgroups(cgroups: Sequence[tuple[HostPath, tuple[tuple[str, str], ...]]]
     made: list[str] = []
     try:
         for directory, files in cgroups:
+            parent = os.path.dirname(directory)
+            if os.path.exists(f"{parent}/cgroup.subtree_control"):  # version 2
+                _enable(parent, {name.partition(".")[0] for name, _ in files})
             os.mkdir(directory, 0o755)
             made.append(directory)
             for name, text in files:
@@ -333,16 +367,42 @@ def _counter(path: str, name: str) -> int:
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-def tree_memory(pid: int) -> int:
-    """Bytes that a process and all below it use, without counting shared pages twice where the kernel tells."""
+_INODE_BYTES = 1024
+"""About what a file costs the kernel, also an empty one in memory."""
+_FILE_BYTES = 8192
+"""What a file on disk counts for at least, so that many small ones are bounded, too."""
+
+
+def tree_memory(pid: int, temporary: Sequence[str] = ()) -> int:
+    """Bytes that a process and all below it use, in memory and in the temporary filesystems named."""
     total = 0
     pending = [pid]
+    seen: list[int] = []
     while pending:
         current = pending.pop()
+        seen.append(current)
         total += _private_memory(current)
         for task in _tasks(current):
             pending += [int(child) for child in _read(f"/proc/{current}/task/{task}/children").split()]
-    return total
+    return total + _temporary_files(seen, temporary)
+
+
+def _temporary_files(pids: list[int], temporary: Sequence[str]) -> int:
+    """What the sandbox keeps in files that live in memory, seen through a process of it that lets us look."""
+    outside = os.stat("/").st_dev
+    for pid in reversed(pids):  # the program's own; pid 1 never lets us
+        try:
+            if os.stat(f"/proc/{pid}/root/").st_dev == outside:
+                continue
+            used = 0
+            for path in temporary:
+                info = os.statvfs(f"/proc/{pid}/root{path}")
+                used += (info.f_blocks - info.f_bfree) * info.f_frsize
+                used += (info.f_files - info.f_ffree) * _INODE_BYTES
+        except OSError:
+            continue
+        return used
+    return 0
 
 
 def _tasks(pid: int) -> list[str]:
@@ -380,7 +440,7 @@ def tree_disk(directory: str, deadline_entries: int = 200_000) -> int:
                     if seen > deadline_entries:
                         return total
                     info = entry.stat(follow_symlinks=False)
-                    total += info.st_blocks * 512 + 256  # an empty file costs an inode, too
+                    total += max(info.st_blocks * 512, _FILE_BYTES)
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
         except OSError:
