@@ -55,7 +55,7 @@ class Settings(Value):
 
     def request(self, environment: str) -> dict[str, Any]:
         """The defaults, and over them what is said of one environment."""
-        return {**self.defaults, **self.environments.get(environment, {})}
+        return {**self.defaults, "environment": environment, **self.environments.get(environment, {})}
 
 
 def find_settings(chosen: str | None) -> Settings:

@@ -49,7 +49,10 @@ class Process:
     def poll(self) -> int | None:
         """The wait status, or None while it runs."""
         if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # whoever started us ignores SIGCHLD, and the kernel threw the status away
+                pid, status = self.pid, 0
             if pid:
                 self.status = status
         return self.status
@@ -57,7 +60,10 @@ class Process:
     def wait(self) -> int:
         """Wait for the end and return the wait status."""
         while self.status is None:
-            _, self.status = os.waitpid(self.pid, 0)
+            try:
+                _, self.status = os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                self.status = 0
         return self.status
 
     def kill(self) -> None:
@@ -100,7 +106,7 @@ def spawn(
             dict(variables or {}),
             file_actions=actions,
             setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD),
         )
     except OSError as error:
         raise HostError(

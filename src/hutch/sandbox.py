@@ -49,7 +49,8 @@ def prepare(spec: Spec, code: str) -> Prepared:
         else mount
         for index, mount in enumerate(checked)
     )
-    machine = jail.inspect_host(token, spec.policy.network)
+    paths = [path for mount in checked for path in (mount.host_path, mount.work_directory) if path]
+    machine = jail.inspect_host(token, spec.policy.network, [*paths, *(bind.host_path for bind in rootfs.binds)])
     return Prepared(plan=jail.plan(spec, rootfs, checked, machine, code), warden=machine.warden)
 
 

@@ -98,9 +98,7 @@ def _number(low: float, high: float, unit: str, *, whole: bool = True) -> Callab
             )
         assert isinstance(value, (int, float))
         if not low <= value <= high:  # also refuses nan
-            raise _refuse(
-                where, f"{_show(value)} is out of range", f"use {low:g} to {high:g} {unit}", code="spec.range"
-            )
+            raise _refuse(where, f"{_show(value)} is out of range", f"use {low} to {high} {unit}", code="spec.range")
         return value
 
     return read
@@ -340,7 +338,7 @@ def parse(request: Mapping[str, Any], where: str = "") -> Spec:
     """
     if not is_mapping(request):
         raise _refuse(where or "request", f"{_show(request)} is not a table", "give keys and values", code="spec.type")
-    prefix = f"{where}." if where else ""
+    prefix = f"{where}: " if where else ""
     values: dict[str, Any] = {}
     for key in request.keys():  # noqa: SIM118 - any mapping will do
         if key not in FIELDS:
@@ -402,7 +400,7 @@ def _limits(values: Mapping[str, Any], where: str) -> Limits:
     limits = Limits(**given)
     if limits.keep_bytes > limits.output_bytes:
         raise _refuse(
-            f"{where}.keep_kb" if where else "keep_kb",
+            f"{where}: keep_kb" if where else "keep_kb",
             f"{limits.keep_bytes // 1024} KiB are to be kept, but the run stops at {limits.output_bytes // 1024} KiB",
             "raise max_output_mb or lower keep_kb",
             code="spec.contradiction",

@@ -157,7 +157,7 @@ def test_an_environment_stands_over_the_defaults() -> None:
     spec = parse(settings.request("mine"))
     assert (spec.environment.name, spec.policy.limits.pids) == ("shell", 9)
     assert spec.policy.limits.memory_bytes == 64 * 1024 * 1024
-    assert settings.request("python") == {"pids": 7, "memory_mb": 64}
+    assert settings.request("python") == {"environment": "python", "pids": 7, "memory_mb": 64}
 
 
 def test_an_environment_named_like_a_preset_is_that_preset() -> None:

@@ -21,8 +21,15 @@ V1 = CgroupBase(
 )
 
 
-def plan(base: CgroupBase | None, bounds: Limits = BOUNDS, *, cpus: int = 4, strict: bool = False) -> limits.LimitPlan:
-    return limits.plan_limits(bounds, base, "1-2-abc", cpus, strict=strict)
+def plan(
+    base: CgroupBase | None,
+    bounds: Limits = BOUNDS,
+    *,
+    cpus: tuple[int, ...] = (2, 3, 5, 7),
+    strict: bool = False,
+    host_writable: bool = False,
+) -> limits.LimitPlan:
+    return limits.plan_limits(bounds, base, "1-2-abc", cpus, strict=strict, host_writable=host_writable)
 
 
 def rlimits(planned: limits.LimitPlan) -> dict[int, int]:
@@ -52,7 +59,7 @@ def test_version_2_without_the_cpu_controller_binds_to_cpus() -> None:
     base = CgroupBase(version=2, directories=V2.directories[:2])
     planned = plan(base)
     assert "cpu.max" not in dict(planned.cgroups[0][1])
-    assert planned.affinity == "0,1"
+    assert planned.affinity == "2,3"
     assert dict(planned.enforced)["cpus"] == "process"
 
 
@@ -81,6 +88,7 @@ def test_a_tiny_share_of_a_cpu_is_one_the_kernel_accepts() -> None:
     assert dict(plan(V2, BOUNDS.replace(cpus=0.001)).cgroups[0][1])["cpu.max"] == "1000 100000"
 
 
+@pytest.mark.parametrize("host_writable", [False, True])
 @pytest.mark.parametrize(
     ("base", "memory", "pids", "cpus"),
     [
@@ -91,15 +99,16 @@ def test_a_tiny_share_of_a_cpu_is_one_the_kernel_accepts() -> None:
     ],
     ids=["v2", "v1", "pids only", "none"],
 )
-def test_no_more_is_claimed_than_holds(base: CgroupBase | None, memory: str, pids: str, cpus: str) -> None:
-    assert dict(plan(base).enforced) == {
+def test_no_more_is_claimed_than_holds(
+    base: CgroupBase | None, memory: str, pids: str, cpus: str, host_writable: bool
+) -> None:
+    assert dict(plan(base, host_writable=host_writable).enforced) == {
         "timeout": "tree",
         "memory": memory,
         "pids": pids,
         "cpus": cpus,
         "tmp": "tree",
-        "disk": "sampled",
-        "files": "process",
+        "disk": "sampled" if host_writable else "tree",
         "output": "tree",
     }
 
@@ -124,6 +133,11 @@ def test_strict_limits_name_what_would_not_hold(base: CgroupBase | None, weak: s
     assert "systemd-run" in caught.value.hint
 
 
+def test_strict_limits_refuse_a_directory_whose_growth_is_only_watched() -> None:
+    with pytest.raises(HostError, match="strict limits: disk cannot"):
+        plan(V2, strict=True, host_writable=True)
+
+
 def test_each_process_is_bounded_too() -> None:
     values = rlimits(plan(V2))
     assert values == {0: 20, 1: MIB, 4: 0, 6: 84, 7: 99, 8: 65536, 12: 819200, 13: 0, 14: 0}
@@ -146,11 +160,20 @@ def test_without_a_wall_time_there_is_no_cpu_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "count", "affinity"),
-    [(1.0, 4, "0"), (0.1, 4, "0"), (2.0, 4, "0,1"), (4.0, 4, None), (8.0, 4, None), (1.0, 1, None)],
+    ("cpus", "allowed", "affinity"),
+    [
+        (1.0, (0, 1, 2, 3), "0"),
+        (0.1, (4, 6), "4"),
+        (2.0, (4, 6, 8), "4,6"),
+        (4.0, (0, 1, 2, 3), None),
+        (8.0, (0, 1), None),
+        (1.0, (3,), None),
+    ],
 )
-def test_without_the_cpu_controller_a_sandbox_is_bound_to_cpus(cpus: float, count: int, affinity: str | None) -> None:
-    assert plan(None, BOUNDS.replace(cpus=cpus), cpus=count).affinity == affinity
+def test_without_the_cpu_controller_a_sandbox_is_bound_to_cpus_that_we_may_use(
+    cpus: float, allowed: tuple[int, ...], affinity: str | None
+) -> None:
+    assert plan(None, BOUNDS.replace(cpus=cpus), cpus=allowed).affinity == affinity
 
 
 def test_with_the_cpu_controller_nothing_is_bound() -> None:
@@ -226,44 +249,52 @@ def test_a_user_uses_the_group_that_was_delegated(system: FakeSystem, monkeypatc
     assert {directory for _, directory in found.directories} == {str(own)}
 
 
-def test_controllers_are_enabled_where_that_is_still_to_be_done(
+def test_a_run_that_sits_in_the_leaf_uses_the_group_above(system: FakeSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    become(monkeypatch, 1000)
+    own = system.group("/a.scope")
+    system.add_v2("/a.scope/hutch-supervisors")
+    assert limits.cgroup_roots() == [str(own)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "processes", "usable"),
+    [
+        ("a", "domain", "", True),
+        ("a", "domain", "me", True),
+        ("a", "domain", "me\n1", True),
+        ("a.scope", "domain", "me", True),
+        ("a.scope", "domain", "me\n1", False),  # not marked as left to us, so the others are not ours to move
+        ("a", "domain", "me\n0", False),  # outside of our pid namespace, and so out of reach
+        ("a", "domain threaded", "", False),
+        ("a", "threaded", "", False),
+        ("a", "", "1\n2", True),  # the top of all groups
+    ],
+)
+def test_finding_tells_whether_controllers_could_be_enabled_and_changes_nothing(
+    name: str, kind: str, processes: str, usable: bool, system: FakeSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, 1000)
+    own = system.add_v2(f"/{name}")
+    for file, text in (
+        ("subtree_control", ""),
+        ("type", f"{kind}\n"),
+        ("procs", processes.replace("me", str(os.getpid()))),
+    ):
+        (own / f"cgroup.{file}").write_text(text)
+    before = {path: path.read_text() for path in own.iterdir()}
+    assert (limits.find_cgroup_base() is not None) is usable
+    assert {path: path.read_text() for path in own.iterdir()} == before
+
+
+def test_others_processes_are_ours_to_move_in_a_unit_that_was_left_to_us(
     system: FakeSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become(monkeypatch, 1000)
-    own = system.add_v2("/a")
-    (own / "cgroup.subtree_control").write_text("")
-    wrote: list[tuple[str, str]] = []
-
-    def write(path: str, text: str) -> None:
-        wrote.append((os.path.relpath(path, own), text))
-        if path.endswith("subtree_control"):
-            if not any(name == "hutch-supervisors/cgroup.procs" for name, _ in wrote):
-                raise OSError(16, "busy: processes sit in the group itself")
-            (own / "cgroup.subtree_control").write_text(text.replace("+", ""))
-
-    monkeypatch.setattr(limits, "_write", write)
-    found = limits.find_cgroup_base()
-    assert found is not None
-    assert found.controllers == {"memory", "pids", "cpu"}
-    assert wrote == [
-        ("cgroup.subtree_control", "+memory +pids +cpu"),
-        ("hutch-supervisors/cgroup.procs", str(os.getpid())),
-        ("cgroup.subtree_control", "+memory +pids +cpu"),
-    ]
-
-
-def test_a_group_whose_controllers_cannot_be_enabled_is_none(
-    system: FakeSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    become(monkeypatch, 1000)
-    own = system.add_v2("/a")
-    (own / "cgroup.subtree_control").write_text("")
-
-    def refuse(_path: str, _text: str) -> None:
-        raise OSError(16, "busy")
-
-    monkeypatch.setattr(limits, "_write", refuse)
-    assert limits.find_cgroup_base() is None
+    own = system.add_v2("/a.scope")
+    for file, text in (("subtree_control", ""), ("type", "domain\n"), ("procs", "1\n2\n")):
+        (own / f"cgroup.{file}").write_text(text)
+    monkeypatch.setattr(os, "getxattr", lambda path, name: b"1" if (path, name) == (str(own), "user.delegate") else b"")
+    assert limits.find_cgroup_base() is not None
 
 
 def test_a_group_without_the_memory_controller_is_none(system: FakeSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +332,68 @@ def test_version_1_stands_in_where_version_2_holds_no_controllers(
 
 
 # ---- doing ----------------------------------------------------------------------------------------------------------
+
+
+class BusyGroup:
+    """A group that passes controllers on only when no process sits in it, as the kernel has it."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, *processes: str) -> None:
+        self.directory = directory
+        self.processes = list(processes)
+        self.wrote: list[tuple[str, str]] = []
+        (directory / "cgroup.subtree_control").touch()
+        self._list_processes()
+        monkeypatch.setattr(limits, "_write", self.write)
+
+    def _list_processes(self) -> None:
+        (self.directory / "cgroup.procs").write_text("\n".join(self.processes))
+
+    def write(self, path: str, text: str) -> None:
+        name = os.path.relpath(path, self.directory)
+        self.wrote.append((name, text))
+        if name == "hutch-supervisors/cgroup.procs":
+            self.processes.remove(text)
+            self._list_processes()
+            if text == "gone":
+                raise ProcessLookupError(3, "No such process")
+        elif name == "cgroup.subtree_control":
+            if self.processes:
+                raise OSError(16, "Device or resource busy")
+            (self.directory / name).write_text(text.replace("+", ""))
+
+    def make(self) -> None:
+        limits.make_cgroups([(HostPath(f"{self.directory}/a"), (("memory.max", "5"), ("pids.max", "7")))])
+
+
+def test_processes_move_to_a_leaf_before_controllers_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = BusyGroup(tmp_path, monkeypatch, "11", "gone", "12")
+    group.make()
+    assert group.wrote == [
+        ("cgroup.subtree_control", "+memory +pids"),
+        ("hutch-supervisors/cgroup.procs", "11"),
+        ("hutch-supervisors/cgroup.procs", "gone"),
+        ("hutch-supervisors/cgroup.procs", "12"),
+        ("cgroup.subtree_control", "+memory +pids"),
+        ("a/memory.max", "5"),
+        ("a/pids.max", "7"),
+    ]
+
+
+def test_controllers_that_are_passed_on_already_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = BusyGroup(tmp_path, monkeypatch, "11")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
+    group.make()
+    assert [name for name, _ in group.wrote] == ["a/memory.max", "a/pids.max"]
+
+
+def test_a_group_that_never_empties_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = BusyGroup(tmp_path, monkeypatch, "11")
+    monkeypatch.setattr(limits, "_evacuate", lambda _directory: None)
+    with pytest.raises(HostError, match="busy"):
+        group.make()
+    assert not (tmp_path / "a").exists()
 
 
 def test_limits_are_written_into_new_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ USER = jail.Host(
     uid=1000,
     gid=1000,
     cgroups=CGROUPS,
-    cpu_count=8,
+    cpus=(4, 5, 6, 7),
     token="1-2-abc",
     stage=HostPath("/mnt"),
 )
@@ -402,10 +402,16 @@ def test_strict_limits_without_a_cgroup_are_refused() -> None:
     assert caught.value.code == "host.limits"
 
 
+def test_strict_limits_refuse_a_writable_mount() -> None:
+    with pytest.raises(HostError, match="disk"):
+        plan(USER, (GUARDED,), strict_limits=True)
+    assert plan(USER, (READ_ONLY,), strict_limits=True) == plan(USER, (READ_ONLY,))
+
+
 def test_without_a_cgroup_no_cgroup_is_joined() -> None:
     planned = plan(USER.replace(cgroups=None))
     assert "cgroup" not in names(planned)
-    assert ("affinity", "0") in planned.operations
+    assert ("affinity", "4") in planned.operations
     assert dict(planned.enforced)["memory"] == "sampled"
 
 

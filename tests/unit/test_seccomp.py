@@ -91,12 +91,12 @@ def run(code: list[Instruction], audit: int, number: int, args: tuple[int, ...] 
 
 
 class Filter:
-    def __init__(self, machine: str, *, host_writable: bool = False) -> None:
+    def __init__(self, machine: str, *, host_writable: bool = False, counted: bool = True) -> None:
         self.machine = machine
         self.host_writable = host_writable
         self.audit = MACHINES[machine]
         self.numbers = next(a for a in seccomp.ARCHITECTURES if a.machine == machine).numbers()
-        self.code = decode(seccomp.program(machine, host_writable=host_writable))
+        self.code = decode(seccomp.program(machine, host_writable=host_writable, counted=counted))
 
     def __call__(self, call: str | int, *args: int) -> str:
         return self.answer(call, *args).verdict
@@ -127,13 +127,22 @@ def test_the_data_file_is_what_the_program_gives(on: Filter) -> None:
 
 
 def test_the_generator_writes_the_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seccomp, "path", lambda machine, host_writable: str(tmp_path / f"{machine}-{host_writable}"))
+    monkeypatch.setattr(seccomp, "path", lambda machine, **kind: str(tmp_path / f"{machine}-{kind}"))
     seccomp.main()
+    kinds = [{"host_writable": writable, "counted": counted} for writable in (False, True) for counted in (False, True)]
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
-        f"{machine}-{writable}": seccomp.program(machine, host_writable=writable)
-        for machine in MACHINES
-        for writable in (False, True)
+        f"{machine}-{kind}": seccomp.program(machine, **kind) for machine in MACHINES for kind in kinds
     }
+
+
+def test_what_nobody_counts_cannot_be_taken() -> None:
+    for machine in MACHINES:
+        for writable in (False, True):
+            uncounted = Filter(machine, host_writable=writable, counted=False)
+            shipped = Path(seccomp.path(machine, host_writable=writable, counted=False))
+            assert shipped.read_bytes() == seccomp.program(machine, host_writable=writable, counted=False)
+            for name in ("shmget", "sched_setaffinity"):
+                assert (FILTERS[machine](name), uncounted(name)) == (ALLOW, EPERM)
 
 
 def test_no_setuid_file_can_be_made_where_it_would_reach_the_host() -> None:
@@ -316,7 +325,7 @@ def test_a_dangerous_call_is_refused(call: str) -> None:
 
 
 def test_whatever_is_known_and_not_listed_is_refused(on: Filter) -> None:
-    judged = seccomp.allowed_names() | {call for call, *_ in CASES} | {"openat2"}
+    judged = seccomp.allowed_names() | {call for call, *_ in CASES} | {"openat2", "shmget", "sched_setaffinity"}
     for name in on.numbers.keys() - judged:
         assert on(name) == EPERM, name
         assert on(name, *(ALL_ONES,) * 6) == EPERM, name

@@ -123,13 +123,13 @@ def test_wrong_settings_are_refused_also_where_a_flag_joins_them(toml: str, flag
         ({1: 2}, "1", None),
     ],
 )
-@pytest.mark.parametrize("where", ["", "policy"])
+@pytest.mark.parametrize("where", ["", "/etc/hutch.toml"])
 def test_an_unknown_word_names_its_place_and_the_nearest(
     request_: dict[str, Any], place: str, nearest: str | None, where: str
 ) -> None:
     error = refusal(request_, where)
     assert error.code == "spec.unknown"
-    assert error.message.startswith(f"{where}.{place}: unknown" if where else f"{place}: unknown")
+    assert error.message.startswith(f"{where}: {place}: unknown" if where else f"{place}: unknown")
     assert ("did you mean" in error.message) is (nearest is not None)
     assert nearest is None or f'did you mean "{nearest}"?' in error.message
     assert error.hint.startswith("use one of: ")
@@ -189,7 +189,7 @@ def test_ranges_hold_to_the_last_step(key: str, low: float, high: float, step: f
     for outside in (low - step, high + step, -high):
         error = refusal({key: outside})
         assert (error.code, error.message.partition(":")[0]) == ("spec.range", key)
-        assert f"{low:g} to {high:g}" in error.hint
+        assert f"{low} to {high}" in error.hint
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -367,10 +367,10 @@ def test_other_variables_are_passed_on_by_name(name: str, monkeypatch: pytest.Mo
     assert from_flags("--env", name).policy.variables == ((name, "mine"),)
 
 
-def test_a_variable_that_is_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDITOR", "vi")
-    with pytest.raises(SpecError, match='did you mean "EDITOR"'):
-        from_flags("--env", "EDITRO")
+def test_a_variable_that_is_not_set_is_an_error() -> None:
+    with pytest.raises(SpecError, match="you have no such variable") as caught:
+        from_flags("--env", "HUTCH_NO_SUCH_VARIABLE")
+    assert caught.value.hint == "--env HUTCH_NO_SUCH_VARIABLE=VALUE"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def test_a_link_among_the_leftovers_does_not_lead_outside(place: Path) -> None:
     assert not work.exists()
 
 
-@pytest.mark.xfail(reason="the owner is looked up outside of what is caught", raises=FileNotFoundError)
 def test_another_hutch_may_be_faster(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_names", lambda _directory: [f".hutch-work-{DEAD}"])
     assert state.clear_stale() == []

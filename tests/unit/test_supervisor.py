@@ -200,13 +200,7 @@ class StalledReader:
             os.close(fd)
 
 
-@pytest.mark.parametrize(
-    "blocking",
-    [
-        pytest.param(True, marks=pytest.mark.xfail(reason="the second write after one poll waits for the reader")),
-        pytest.param(False, marks=pytest.mark.xfail(reason="a full pipe is taken for one without a reader")),
-    ],
-)
+@pytest.mark.parametrize("blocking", [True, False])
 def test_a_reader_that_stalls_stops_neither_the_clock_nor_the_output(
     blocking: bool, warden: StandIn, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ Exit codes: the program's own; 124 timeout; 137 killed by a limit; 2 bad request
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from ..errors import HutchError, SpecError
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     _require_standard_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it hands that on
     as_json = "--json" in words
     try:
         return _dispatch(words)

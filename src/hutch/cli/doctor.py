@@ -132,7 +132,7 @@ def _jail() -> Iterator[Finding]:
 def _limits(*, weak: str) -> Iterator[Finding]:
     base = limits.find_cgroup_base()
     spec = parse({})
-    plan = limits.plan_limits(spec.policy.limits, base, "doctor", os.cpu_count() or 1, strict=False)
+    plan = limits.plan_limits(spec.policy.limits, base, "doctor", (), strict=False)
     enforced = dict(plan.enforced)
     where = f"cgroup v{base.version}" if base else "no cgroup that this user may write"
     for name, weaker in (

@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _describe(name: str, request: dict[str, Any]) -> dict[str, Any]:
-    spec = parse({"environment": name, **request})
+    spec = parse(request)
     limits = spec.policy.limits
     entry: dict[str, Any] = {
         "name": name,

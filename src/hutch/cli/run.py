@@ -13,7 +13,7 @@ from ..errors import SpecError
 from ..isolation import jail
 from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Spec
 from ..process import join, quote
-from ..spec import is_secret_name, parse, parse_size_mb, unknown_word, variable_name
+from ..spec import PRESETS, is_secret_name, parse, parse_size_mb, unknown_word, variable_name
 from . import print_json
 
 TYPE_CHECKING = False
@@ -95,10 +95,10 @@ def main(options: argparse.Namespace) -> int:
         stderr_fd=None if options.json else 2,
     )
     result = supervisor.run(prepared.plan, prepared.warden, streams)
-    state.clear_stale()
     if options.json:
         print_json(result.to_json())
     _say_why(result, spec.policy.limits)
+    state.clear_stale()
     return exit_code(result)
 
 
@@ -168,9 +168,11 @@ def _decode(data: bytes, where: str) -> str:
 
 def _spec(options: argparse.Namespace) -> Spec:
     settings = find_settings(options.config)
-    name = options.environment or "python"
+    name = options.environment or settings.defaults.get("environment", "python")
+    known = {*PRESETS, *settings.environments}
+    if name not in known:
+        raise unknown_word("environment", "environment", name, known)
     request = settings.request(name)
-    request.setdefault("environment", name)
     if settings.path is not None:
         parse(request, settings.path)  # what the file says must be right before flags are joined with it
     for key, value in _flags(options).items():
@@ -179,7 +181,8 @@ def _spec(options: argparse.Namespace) -> Spec:
         elif key == "env":
             value = {**request.get("env", {}), **value}
         request[key] = value
-    return parse(request)
+    spec = parse(request)
+    return spec.replace(environment=spec.environment.replace(name=name))
 
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:
@@ -226,7 +229,7 @@ def _variable(text: str) -> tuple[str, str]:
             hint=f'to pass it on purpose, write --env {name}="${name}"',
         )
     if name not in os.environ:
-        raise unknown_word("--env", "variable", name, os.environ)
+        raise SpecError(f"--env {name}: you have no such variable", code="spec.variable", hint=f"--env {name}=VALUE")
     return name, os.environ[name]
 
 
@@ -265,7 +268,8 @@ def render(plan: Plan, warden: HostPath) -> str:
         lines.append(f"mkdir {quote(directory)}")
         lines += [f"echo {quote(text)} > {quote(f'{directory}/{name}')}" for name, text in files]
     for path, uid, gid in plan.work_directories:
-        lines.append(f"mkdir -m 700 {quote(path)} && chown {uid}:{gid} {quote(path)}")
+        inner = quote(f"{path}/{jail.WORK}")
+        lines.append(f"mkdir -m 711 {quote(path)} && mkdir -m 700 {inner} && chown {uid}:{gid} {inner}")
     operations = plan.operations
     if plan.network is Network.FULL:
         lines.append("# without slirp4netns, which hutch starts at this point, the network is a loopback only")
@@ -276,14 +280,15 @@ def render(plan: Plan, warden: HostPath) -> str:
     for operation in operations:
         lines.append(f"  {join(operation)} \\")
         at += len(operation)
-    lines += [f"  {text} \\" for text in _option_lines(words[at : words.index("--", at)])]
-    lines.append(f"  {join(words[words.index('--', at) :])}")
+    end = at + 2 + len(plan.bwrap)
+    lines += [f"  {text} \\" for text in _option_lines(words[at:end])]
+    lines.append(f"  {join(words[end:])}")
     return "\n".join(lines)
 
 
 def _option_lines(words: list[str]) -> list[str]:
-    lines: list[list[str]] = [words[:2]]
-    for word in words[2:]:
+    lines: list[list[str]] = [words[:3]]
+    for word in words[3:]:
         if word.startswith("--"):
             lines.append([])
         lines[-1].append(word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections import deque
 
 READ_BYTES = 65536
@@ -65,12 +66,22 @@ class Sink:
         self._pending.append(chunk)
 
     def flush_some(self) -> None:
-        """Write as much as a ready descriptor surely takes at once.
+        """Write as much as the descriptor surely takes at once, which may be nothing.
+
+        It is asked anew: standard output and standard error are often one pipe, and what was true of both may have
+        been used up by the first.
 
         Raises:
             OSError: the reader is gone.
         """
+        ready = select.poll()
+        ready.register(self.fd, select.POLLOUT)
+        if not ready.poll(0):
+            return
         chunk = self._pending.popleft()
-        written = os.write(self.fd, chunk[:4096])
+        try:
+            written = os.write(self.fd, chunk[:4096])
+        except BlockingIOError:
+            written = 0
         if written < len(chunk):
             self._pending.appendleft(chunk[written:])

@@ -32,8 +32,15 @@ def find_stale() -> Iterator[tuple[str, str]]:
         for name in _names(place):
             if name.startswith(".hutch-work-") and not is_alive(name.removeprefix(".hutch-work-")):
                 path = f"{place}/{name}"
-                if os.geteuid() in (0, os.lstat(path).st_uid):
+                if os.geteuid() == _owner(path):
                     yield "work", path
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None  # another hutch was faster
 
 
 def _names(directory: str) -> list[str]:
@@ -53,16 +60,30 @@ def clear_stale() -> list[str]:
             else:
                 remove_work_directory(path)
             cleared.append(path)
-        except OSError:
-            continue  # still in use, or another hutch was faster
+        except (OSError, RecursionError):
+            continue  # still in use, another hutch was faster, or it is not what it seems
     return cleared
+
+
+def make_work_directory(path: str, name: str, uid: int, gid: int) -> None:
+    """Make a directory that stays ours and, in it, one for overlayfs that belongs to a project's owner."""
+    os.mkdir(path, 0o711)
+    inner = f"{path}/{name}"
+    os.mkdir(inner, 0o700)
+    if uid != os.geteuid():
+        fd = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(fd, uid, gid)
+        finally:
+            os.close(fd)
 
 
 def remove_work_directory(path: str) -> None:
     """Remove a work directory of overlayfs, which leaves its own part unreadable."""
     import shutil
 
-    inner = f"{path}/work"
-    if os.geteuid() != 0 and os.path.isdir(inner) and not os.path.islink(inner):
-        os.chmod(inner, 0o700)  # root needs no permission, and must not be led to another file by a swapped name
-    shutil.rmtree(path)
+    if os.geteuid() != 0:  # root needs no permission, and must not be led to another file by a swapped name
+        for inner in (f"{path}/{name}/work" for name in _names(path)):
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                os.chmod(inner, 0o700)
+    shutil.rmtree(path, ignore_errors=True)

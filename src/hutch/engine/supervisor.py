@@ -15,6 +15,7 @@ from .. import process
 from ..errors import HostError, HutchError, SpecError, StartError
 from ..isolation import jail, limits, network
 from ..model import Outcome, Plan, Result, Value
+from . import state
 from .output import READ_BYTES, Sink, Stream
 
 TYPE_CHECKING = False
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from ..model import HostPath
 
 _SAMPLE_SECONDS = 0.025
+_FILES_SECONDS = 0.1
 _DISK_SECONDS = 1.0
+_DRAIN_SECONDS = 0.3
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
 
@@ -61,7 +64,7 @@ class _Run:
         self.child_pid = 0
         self.slirp: network.Slirp | None = None
         self.poller = select.poll()
-        self.pending_input = streams.stdin
+        self.pending_input = memoryview(streams.stdin)
         self.fds: dict[str, int] = {}
 
     # ---- life ----
@@ -69,6 +72,7 @@ class _Run:
     def run(self) -> Result:
         started = time.monotonic()
         guest: process.Process | None = None
+        self.sampler = _Sampler(self)
         limits.make_cgroups(self.plan.cgroups)
         try:
             guest = self._start()
@@ -77,17 +81,14 @@ class _Run:
                 deadline = started + self.plan.limits.timeout_seconds
             self._watch(deadline)
         finally:
-            if guest is None:
-                limits.remove_cgroups([directory for directory, _ in self.plan.cgroups])
-                self._remove_work_directories()
             self._stop(guest)
+            if guest is None or not self._ended():
+                self._clean_up()
         return self._result(int((time.monotonic() - started) * 1000))
 
     def _start(self) -> process.Process:
         for path, uid, gid in self.plan.work_directories:
-            os.mkdir(path, 0o700)
-            if uid != os.geteuid():
-                os.chown(path, uid, gid)
+            state.make_work_directory(path, jail.WORK, uid, gid)
         pipes = {name: os.pipe2(os.O_CLOEXEC) for name in ("stdout", "stderr", "status", "lifeline", "gate")}
         stdin = self._stdin()
         words = os.memfd_create("plan", os.MFD_CLOEXEC)
@@ -120,12 +121,11 @@ class _Run:
         self.fds["stdin"] = write
         return read
 
-    def _remove_work_directories(self) -> None:
+    def _clean_up(self) -> None:
+        """Do what the warden did not come to do."""
         for path, _, _ in self.plan.work_directories:
-            try:
-                os.rmdir(path)
-            except OSError:
-                continue
+            state.remove_work_directory(path)
+        limits.remove_cgroups([directory for directory, _ in self.plan.cgroups])
 
     def _stop(self, guest: process.Process | None) -> None:
         self._close("lifeline")
@@ -154,16 +154,23 @@ class _Run:
             if self.streams.stdin_fd is not None:
                 names[self.streams.stdin_fd] = "input"
             self._register_input()
-        sampler = _Sampler(self)
+        sampler = self.sampler
         reading = {"stdout", "stderr", "status"}
         ended = False
+        drained_by = None
         while reading or any(sink and sink.is_blocked for sink in self.sinks):
             now = time.monotonic()
+            if drained_by is not None and now >= drained_by and reading > {"status"}:
+                # Someone outside the sandbox holds a copy of its output; nothing more is the program's.
+                for name in reading - {"status"}:
+                    self.poller.unregister(self.fds[name])
+                reading &= {"status"}
+                self._close("lifeline")
             if self.verdict is None and not ended:
                 if deadline is not None and now >= deadline:
                     self._kill(Outcome.TIMEOUT)
                 sampler.look(now)
-            for fd, events in self.poller.poll(self._patience(deadline, sampler, ended=ended)):
+            for fd, events in self.poller.poll(self._patience(deadline, sampler, drained_by, ended=ended)):
                 name = names.get(fd, "sink")
                 if name in ("stdout", "stderr", "status"):
                     if not self._read(fd, name):
@@ -177,13 +184,18 @@ class _Run:
                     self._flush(fd)
             if not ended and self._ended():
                 ended = True
+                drained_by = time.monotonic() + _DRAIN_SECONDS
                 self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
             if ended and reading <= {"status"}:
                 # Both outputs are at their end; the warden may clean up.
                 self._close("lifeline")
 
-    def _patience(self, deadline: float | None, sampler: _Sampler, *, ended: bool) -> float | None:
+    def _patience(
+        self, deadline: float | None, sampler: _Sampler, drained_by: float | None, *, ended: bool
+    ) -> float | None:
         times = [sampler.next_look] if sampler.is_needed and self.verdict is None and not ended else []
+        if drained_by is not None and time.monotonic() < drained_by:
+            times.append(drained_by)
         if deadline is not None and self.verdict is None and not ended:
             times.append(deadline)
         if not times:
@@ -255,6 +267,8 @@ class _Run:
             self.reports.append(words)
             if words[0] == "child":
                 self.child_pid = int(words[1])
+            elif words[0] == "deadline" and self.verdict is None:
+                self.verdict = Outcome.TIMEOUT
             elif words[0] == "hold":
                 self.slirp = network.start_slirp(int(words[1]))
                 os.write(self.fds["gate"], b"1")
@@ -288,7 +302,7 @@ class _Run:
         if not chunk:
             self._end_input()
             return
-        self.pending_input = chunk
+        self.pending_input = memoryview(chunk)
         _unregister(self.poller, fd)
         self.poller.register(self.fds["stdin"], select.POLLOUT)
 
@@ -311,7 +325,7 @@ class _Run:
 
     def _result(self, duration_ms: int) -> Result:
         words = {report[0]: report for report in self.reports}
-        if "started" not in words and self.verdict is None:
+        if self.verdict is None and ("started" not in words or "error" in words):
             raise self._start_error(words.get("error"))
         if "exec" in words:
             raise _exec_error(self.plan, int(words["exec"][1]))
@@ -361,31 +375,36 @@ class _Sampler:
     """Looks at what no cgroup counts."""
 
     def __init__(self, run: _Run) -> None:
-        enforced = dict(run.plan.enforced)
         self._run = run
-        self._memory = enforced.get("memory") == "sampled"
-        self._watched = run.plan.watched
-        self._disk_start = sum(limits.tree_disk(path) for path in self._watched)
-        self._next_disk = time.monotonic() + _DISK_SECONDS
-        self.is_needed = self._memory or bool(self._watched)
-        self.next_look = time.monotonic() + (_SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
+        self._memory = dict(run.plan.enforced).get("memory") == "sampled"
+        self._disks = [limits.Disk(path) for path in run.plan.watched]
+        now = time.monotonic()
+        self._next_disk = now + _DISK_SECONDS
+        self._next_files = now
+        self.is_needed = self._memory or bool(self._disks)
+        self.next_look = now
+        self._file_bytes = 0
 
     def look(self, now: float) -> None:
-        if not self.is_needed or now < self.next_look:
+        if not self.is_needed or now < self.next_look or not self._run.child_pid:
             return
         self.next_look = now + (_SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
         bounds = self._run.plan.limits
-        if self._memory and self._run.child_pid:
-            used = limits.tree_memory(self._run.child_pid, self._run.plan.temporary)
-            if used > bounds.memory_bytes:
+        pids = limits.tree_pids(self._run.child_pid)
+        if self._memory:
+            used = limits.tree_memory(pids)
+            if now >= self._next_files:
+                self._next_files = now + _FILES_SECONDS
+                self._file_bytes = limits.temporary_bytes(pids, self._run.plan.temporary)
+            if used + self._file_bytes > bounds.memory_bytes:
                 self._run._kill(Outcome.MEMORY)
                 return
-        if self._watched and now >= self._next_disk:
-            used = sum(limits.tree_disk(path) for path in self._watched)
-            spent = time.monotonic() - now
+        if self._disks and now >= self._next_disk:
+            unnamed = limits.unnamed_files(pids)
+            grown = sum(disk.growth(unnamed) for disk in self._disks)
             # A large tree must not take more than a tenth of our time.
-            self._next_disk = now + max(_DISK_SECONDS, 10 * spent)
-            if used - self._disk_start > bounds.disk_bytes:
+            self._next_disk = now + max(_DISK_SECONDS, 10 * (time.monotonic() - now))
+            if grown > bounds.disk_bytes:
                 self._run._kill(Outcome.DISK)
 
 

@@ -43,7 +43,7 @@ def require_bwrap() -> Bwrap:
     """
     chosen = os.environ.get("HUTCH_BWRAP") or os.environ.get("NIXOSANDBOX_BWRAP_PATH") or ""
     if chosen not in _found:
-        candidates = [_probe(path) for path in ([chosen] if chosen else _candidates())]
+        candidates = [_probe(chosen)] if chosen else _working(_candidates())
         if not candidates:
             raise HostError(
                 "bubblewrap is not installed",
@@ -61,6 +61,16 @@ def require_bwrap() -> Bwrap:
             )
         _found[chosen] = best
     return _found[chosen]
+
+
+def _working(paths: list[str]) -> list[Bwrap]:
+    found = []
+    for path in paths:
+        try:
+            found.append(_probe(path))
+        except HostError:
+            continue  # a broken one does not hide a good one
+    return found
 
 
 def _candidates() -> list[str]:
@@ -96,11 +106,11 @@ def _cached_version(path: str) -> tuple[int, ...]:
         ) from error
     key = f"bwrap {path} {info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns}"
     known = _recall(key)
-    if known is None:
+    if known is None or not _is_version(known):
         said = process.run([path, "--version"])
         words = said.stdout.split()
         known = words[-1] if said.exit_code == 0 and words else ""
-        if not all(part.isdigit() for part in known.split(".")):
+        if not _is_version(known):
             raise HostError(
                 f"{path} does not answer like bubblewrap",
                 code="host.bwrap",
@@ -109,6 +119,10 @@ def _cached_version(path: str) -> tuple[int, ...]:
             )
         _remember(key, known)
     return tuple(int(part) for part in known.split("."))
+
+
+def _is_version(text: str) -> bool:
+    return all(part.isascii() and part.isdigit() and len(part) < 6 for part in text.split("."))
 
 
 def _recall(question: str) -> str | None:

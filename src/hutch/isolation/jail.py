@@ -27,6 +27,9 @@ SANDBOX_ID = 1000
 DROP_ID = 65534
 """Uid and gid on the host when hutch was started by root."""
 
+WORK = "layer"
+"""The part of a work directory that overlayfs gets. The rest stays ours, so that nobody can move it away."""
+
 INIT = GuestPath("/run/hutch/init")
 _BUNDLE = GuestPath("/run/hutch/ca-bundle.crt")
 _SHM_BYTES = 64 * 1024 * 1024
@@ -43,10 +46,13 @@ class Host(Value):
     uid: int
     gid: int
     cgroups: limits.CgroupBase | None
-    cpu_count: int
+    cpus: tuple[int, ...]
+    """The CPUs that we may use."""
     token: str
     stage: HostPath
     """A directory that the warden covers, in a mount namespace of its own, to assemble mounts in."""
+    addresses: tuple[str, ...] = ()
+    """The host's own, for a sandbox that can reach others."""
     bundle: HostPath | None = None
     resolver: str = ""
 
@@ -72,8 +78,13 @@ def find_warden(machine: str) -> HostPath:
     return HostPath(path)
 
 
-def inspect_host(token: str, wanted: Network) -> Host:
+def inspect_host(token: str, wanted: Network, paths: Iterable[str] = ()) -> Host:
     """Look at this machine.
+
+    Args:
+        token: the name of this run.
+        wanted: what network the sandbox is to have.
+        paths: what will be mounted, and must not be covered by the stage.
 
     Raises:
         HostError: it lacks something that every sandbox needs.
@@ -93,19 +104,25 @@ def inspect_host(token: str, wanted: Network) -> Host:
         uid=os.geteuid(),
         gid=os.getegid(),
         cgroups=limits.find_cgroup_base(),
-        cpu_count=os.cpu_count() or 1,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
         token=token,
-        stage=_find_stage(),
+        stage=_find_stage(tuple(paths)),
+        addresses=network.host_addresses() if wanted is Network.FULL else (),
         bundle=network.find_bundle() if wanted is not Network.OFF else None,
         resolver=resolver,
     )
 
 
-def _find_stage() -> HostPath:
+def _find_stage(paths: tuple[str, ...]) -> HostPath:
     for path in _STAGES:
-        if os.path.isdir(path) and not os.path.islink(path):
+        if os.path.isdir(path) and not os.path.islink(path) and not any(f"{p}/".startswith(f"{path}/") for p in paths):
             return HostPath(path)
-    return HostPath("/tmp")
+    raise HostError(
+        "no directory is left to assemble mounts in",
+        code="host.stage",
+        details=f"looked at {', '.join(_STAGES)}",
+        hint="make an empty directory /mnt, or mount nothing below it",
+    )
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
@@ -151,11 +168,20 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         HostError: strict limits were asked for and would not hold.
     """
     policy = spec.policy
+    host_writable = any(mount.writable for mount in mounts)
     limit_plan = limits.plan_limits(
-        policy.limits, host.cgroups, host.token, host.cpu_count, strict=policy.strict_limits
+        policy.limits,
+        host.cgroups,
+        host.token,
+        host.cpus,
+        strict=policy.strict_limits,
+        host_writable=host_writable,
     )
     staged = host.is_root or any(mount.guarded for mount in mounts)
     draft = _Draft()
+    if policy.limits.timeout_seconds is not None:
+        # hutch keeps the time itself. The warden does so a little later, should hutch be stopped or stuck.
+        draft.do("deadline", str(int(policy.limits.timeout_seconds * 1000) + 1000))
     # Before anything else: what the sandbox does to get ready is charged to it, too.
     draft.do("oom", "500")
     for directory, _ in limit_plan.cgroups:
@@ -167,8 +193,11 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     # Files are opened while we are still who we are, in the mount namespace that we came from.
     _root_files(draft, rootfs, host, policy.network)
     draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
-    host_writable = any(mount.writable for mount in mounts)
-    draft.options += ["--seccomp", draft.file(HostPath(seccomp.path(host.machine, host_writable=host_writable)))]
+    counted = dict(limit_plan.enforced)["memory"] == "tree"
+    draft.options += [
+        "--seccomp",
+        draft.file(HostPath(seccomp.path(host.machine, host_writable=host_writable, counted=counted))),
+    ]
     _unshare(draft, host, policy.network, staged=staged)
     program = _stage(draft, host) if staged else host.bwrap.path
     _binds(draft, rootfs, host)
@@ -186,6 +215,8 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
             draft.do("unshare", "user,net")
     if policy.network is Network.FULL:
         draft.do("hold")
+        for address, prefix in (*network.NEVER_REACHED, *((local, "32") for local in host.addresses)):
+            draft.do("unreachable", address, prefix)
     # Nothing can be mounted after this.
     draft.options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]
     return Plan(
@@ -361,8 +392,10 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
     assert mount.work_directory is not None
     stubs = f"{host.stage}/stubs{index}"
     _target(draft, stubs, directory=True)
-    # Directories even where a file is expected: git would commit empty files, and never sees empty directories.
-    for path in _with_parents(mount.absent):
+    # Directories even where a file is expected: git would commit empty files, and never sees empty directories. What
+    # exists has no stub of its own, but its parents do: a directory that is merged cannot be renamed away.
+    parents = [path.rpartition("/")[0] for path in mount.present if "/" in path]
+    for path in _with_parents((*mount.absent, *parents)):
         draft.do("mkdir", f"{stubs}/{path}", "0555" if path in mount.absent else "0755")
     _target(draft, target, directory=True)
     project, work, covering = mount.host_path, mount.work_directory, ""
@@ -378,7 +411,7 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
         project, work = (HostPath(f"{covering}/{os.path.relpath(path, ancestor)}") for path in (project, work))
     upper = _pin(draft, project, mount, keep=False)
     work_fd = draft.new_fd(keep=False)
-    draft.do("pin", work_fd, work, "-", "-")
+    draft.do("pin", work_fd, f"{work}/{WORK}", "-", "-")
     draft.do("overlay", target, stubs, upper, work_fd, "-" if host.is_root else "userxattr")
     for path in (*mount.present, *mount.absent):
         draft.do("mask", target, path, "ro")
@@ -407,7 +440,7 @@ def to_argv(plan: Plan, warden: HostPath) -> list[str]:
     """The whole run as one command line, for the eye and for a shell. It reports to no one."""
     words = [word for operation in plan.operations for word in operation]
     command = [*plan.command[:2], "-", *plan.command[3:]]
-    return [warden, *words, "bwrap", *plan.bwrap, "--", *command]
+    return [warden, *words, "bwrap", str(len(plan.bwrap) - 1), *plan.bwrap, *command]
 
 
 def to_words(plan: Plan, *, status: int, lifeline: int, gate: int) -> bytes:
@@ -415,5 +448,5 @@ def to_words(plan: Plan, *, status: int, lifeline: int, gate: int) -> bytes:
     words = ["status", str(status), "lifeline", str(lifeline), "gate", str(gate)]
     for operation in plan.operations:
         words += operation
-    words += ["bwrap", *plan.bwrap, "--", *plan.command]
+    words += ["bwrap", str(len(plan.bwrap) - 1), *plan.bwrap, *plan.command]
     return b"".join(os.fsencode(word) + b"\0" for word in words)

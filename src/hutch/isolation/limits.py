@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import sys
 
 from ..errors import HostError
 from ..model import MIB, HostPath, Limits, Value
@@ -154,7 +156,10 @@ def _cgroup_mounts() -> dict[str, str]:
         left, _, right = line.partition(" - ")
         words = right.split(" ")
         if words[0] == "cgroup2":
-            mounts[""] = left.split(" ")[4]
+            top, target = left.split(" ")[3:5]
+            # A mount that begins above our cgroup namespace holds groups which we may make, and never join.
+            if not top.startswith("/.."):
+                mounts[""] = target
         elif words[0] == "cgroup":
             for option in words[2].split(","):
                 if option in _CONTROLLERS:
@@ -209,7 +214,15 @@ def _prime(directory: str) -> None:
 # ---- planning: pure -------------------------------------------------------------------------------------------------
 
 
-def plan_limits(limits: Limits, base: CgroupBase | None, token: str, cpu_count: int, *, strict: bool) -> LimitPlan:
+def plan_limits(
+    limits: Limits,
+    base: CgroupBase | None,
+    token: str,
+    cpus: tuple[int, ...],
+    *,
+    strict: bool,
+    host_writable: bool = False,
+) -> LimitPlan:
     """How the limits will hold, given what the machine offers.
 
     Raises:
@@ -222,21 +235,20 @@ def plan_limits(limits: Limits, base: CgroupBase | None, token: str, cpu_count: 
         "pids": "tree" if "pids" in controllers else "process",
         "cpus": "tree" if "cpu" in controllers else "process",
         "tmp": "tree",
-        "disk": "sampled",
-        "files": "process",
+        "disk": "sampled" if host_writable else "tree",
         "output": "tree",
     }
-    weak = [name for name in ("memory", "pids", "cpus") if enforced[name] != "tree"]
+    weak = [name for name, how in enforced.items() if how != "tree"]
     if strict and weak:
         raise HostError(
             f"strict limits: {', '.join(weak)} cannot be bounded for the whole sandbox here",
             code="host.limits",
-            details="no writable cgroup with the needed controllers",
-            hint="run inside a delegated group: systemd-run --user --scope -p Delegate=yes hutch ...",
+            details="a cgroup counts memory, pids and cpus; nothing counts what is written to a directory of the host",
+            hint="mount nothing writable; use a delegated group: systemd-run --user --scope -p Delegate=yes hutch ...",
         )
     affinity = None
-    if "cpu" not in controllers and limits.cpus < cpu_count:
-        affinity = ",".join(str(cpu) for cpu in range(max(1, round(limits.cpus))))
+    if "cpu" not in controllers and limits.cpus < len(cpus):
+        affinity = ",".join(str(cpu) for cpu in cpus[: max(1, round(limits.cpus))])
     return LimitPlan(
         cgroups=_control_files(limits, base, token) if base else (),
         rlimits=_rlimits(limits, controllers),
@@ -279,7 +291,7 @@ def _control_files(
 def _rlimits(limits: Limits, controllers: frozenset[str]) -> str:
     values = {
         _NOFILE: limits.open_files,
-        _CORE: 0,
+        _CORE: 1,  # 0 would still start a program that the host pipes cores to; 1 is too small for a file
         _FSIZE: limits.file_bytes,
         _MEMLOCK: 65536,
         _MSGQUEUE: 819200,
@@ -371,38 +383,146 @@ _INODE_BYTES = 1024
 """About what a file costs the kernel, also an empty one in memory."""
 _FILE_BYTES = 8192
 """What a file on disk counts for at least, so that many small ones are bounded, too."""
+_DISK_ENTRIES = 200_000
+_DISK_DEPTH = 128
 
 
-def tree_memory(pid: int, temporary: Sequence[str] = ()) -> int:
-    """Bytes that a process and all below it use, in memory and in the temporary filesystems named."""
-    total = 0
+def tree_pids(pid: int) -> list[int]:
+    """A process and all below it, the farthest last."""
+    found: list[int] = []
     pending = [pid]
-    seen: list[int] = []
     while pending:
         current = pending.pop()
-        seen.append(current)
-        total += _private_memory(current)
+        found.append(current)
         for task in _tasks(current):
             pending += [int(child) for child in _read(f"/proc/{current}/task/{task}/children").split()]
-    return total + _temporary_files(seen, temporary)
+    return found
 
 
-def _temporary_files(pids: list[int], temporary: Sequence[str]) -> int:
-    """What the sandbox keeps in files that live in memory, seen through a process of it that lets us look."""
+def tree_memory(pids: Sequence[int]) -> int:
+    """Bytes of memory that processes use."""
+    return sum(_private_memory(pid) for pid in pids)
+
+
+def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
+    """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
+    devices: set[int] = set()
+    used = 0
     outside = os.stat("/").st_dev
-    for pid in reversed(pids):  # the program's own; pid 1 never lets us
+    for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
         try:
             if os.stat(f"/proc/{pid}/root/").st_dev == outside:
                 continue
-            used = 0
             for path in temporary:
                 info = os.statvfs(f"/proc/{pid}/root{path}")
                 used += (info.f_blocks - info.f_bfree) * info.f_frsize
                 used += (info.f_files - info.f_ffree) * _INODE_BYTES
+                devices.add(os.stat(f"/proc/{pid}/root{path}").st_dev)
         except OSError:
             continue
-        return used
-    return 0
+        break
+    for device, size in unnamed_files(pids):
+        # major 0: no disk behind it
+        if device not in devices and os.major(device) == 0:
+            used += size
+    return used
+
+
+def unnamed_files(pids: Sequence[int]) -> list[tuple[int, int]]:
+    """(device, bytes) of files that processes hold open and no directory names, each once."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for descriptor in descriptors[:4096]:
+            try:
+                info = os.stat(f"/proc/{pid}/fd/{descriptor}")
+            except OSError:
+                continue
+            if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                found[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return [(device, size) for (device, _), size in found.items()]
+
+
+class Disk:
+    """How much a directory of the host grows while a sandbox can write to it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._device = os.stat(path).st_dev
+        self._start = tree_disk(path)
+        self._free = self._available()
+
+    def growth(self, unnamed: Sequence[tuple[int, int]]) -> int:
+        """Bytes that it grew by, with files that have no name any more."""
+        hidden = sum(size for device, size in unnamed if device == self._device)
+        if self._start is None:
+            # Too large to be walked again and again. What the filesystem lost is all that can be told.
+            return self._free - self._available()
+        used = tree_disk(self._path)
+        if used is None:
+            return sys.maxsize  # it was walkable before
+        return used - self._start + hidden
+
+    def _available(self) -> int:
+        info = os.statvfs(self._path)
+        return info.f_bavail * info.f_frsize
+
+
+def tree_disk(path: str) -> int | None:
+    """Bytes that the files below a directory occupy, or None if it is too large or too deep to be walked.
+
+    By descriptor: a directory that is swapped for a link meanwhile leads nowhere else, and no path is too long.
+    """
+    total = 0
+    left = _DISK_ENTRIES
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        open_directories = [os.open(path, flags)]
+    except OSError:
+        return 0
+    entries = [_list_directory(open_directories[0])]
+    try:
+        while open_directories:
+            if not entries[-1]:
+                entries.pop()
+                os.close(open_directories.pop())
+                continue
+            name, size = entries[-1].pop()
+            total += max(size, _FILE_BYTES)
+            left -= 1
+            if left < 0 or len(open_directories) > _DISK_DEPTH:
+                return None
+            if name is not None:
+                try:
+                    open_directories.append(os.open(name, flags, dir_fd=open_directories[-1]))
+                except OSError:
+                    continue
+                entries.append(_list_directory(open_directories[-1]))
+    finally:
+        for fd in open_directories:
+            os.close(fd)
+    return total
+
+
+def _list_directory(fd: int) -> list[tuple[str | None, int]]:
+    """(name if it is a directory, bytes) of each entry; what vanishes meanwhile is left out."""
+    found: list[tuple[str | None, int]] = []
+    try:
+        with os.scandir(fd) as listing:
+            for entry in listing:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                found.append((entry.name if stat.S_ISDIR(info.st_mode) else None, info.st_blocks * 512))
+                if len(found) > _DISK_ENTRIES:
+                    break
+    except OSError:
+        return found
+    return found
 
 
 def _tasks(pid: int) -> list[str]:
@@ -425,24 +545,3 @@ def _private_memory(pid: int) -> int:
         )
         return share or own
     return own
-
-
-def tree_disk(directory: str, deadline_entries: int = 200_000) -> int:
-    """Bytes that the files below a directory occupy; a bounded look."""
-    total = 0
-    seen = 0
-    pending = [directory]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as listing:
-                for entry in listing:
-                    seen += 1
-                    if seen > deadline_entries:
-                        return total
-                    info = entry.stat(follow_symlinks=False)
-                    total += max(info.st_blocks * 512, _FILE_BYTES)
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
-    return total

@@ -49,7 +49,7 @@ PROTECTED = (
 """Paths in a project that tools on the host read and obey: code that can write them runs outside later."""
 
 _NESTED_DEPTH = 4
-_NESTED_ENTRIES = 20_000
+_NESTED_DIRECTORIES = 20_000
 _VIRTUAL = ("/proc", "/sys", "/dev")
 _SOCKETS = ("/run", "/var/run")
 
@@ -156,7 +156,8 @@ def _refuse_sensitive(mount: Mount, path: str, unsafe: tuple[Unsafe, ...], priva
                 "mount.home",
             )
     own = [os.path.realpath(directory) for directory in private]
-    if mount.writable and any(covers(directory, path) or covers(path, directory) for directory in own):
+    around = Unsafe.WRITABLE_HOME not in unsafe
+    if mount.writable and any(covers(there, path) or (around and covers(path, there)) for there in own):
         raise _refuse(mount, "hutch's own files must stay out of reach", "mount another directory", "mount.private")
 
 
@@ -173,9 +174,20 @@ def _guard(mount: CheckedMount) -> CheckedMount:
         absent.remove(".github/workflows")
         present.append(".github")
     merged = [("", mount.inode)]
-    if ".github/workflows" in absent and _exists(mount, ".github"):
-        merged.append((".github", os.lstat(f"{mount.host_path}/.github").st_ino))
+    for path in _parents((*present, *absent)):
+        if _exists(mount, path):
+            merged.append((path, os.lstat(f"{mount.host_path}/{path}").st_ino))
     return mount.replace(guarded=True, present=tuple(present), absent=tuple(absent), merged=tuple(merged))
+
+
+def _parents(paths: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        while "/" in path:
+            path = path.rpartition("/")[0]
+            if path not in found:
+                found.append(path)
+    return found
 
 
 def _exists(mount: CheckedMount, name: str) -> bool:
@@ -211,18 +223,26 @@ def _exists(mount: CheckedMount, name: str) -> bool:
 
 
 def _nested_repositories(root: str) -> Iterator[str]:
-    """Every .git below the top, as far down as people keep them, in a bounded look."""
-    entries = 0
+    """Every .git below the top, as far down as people keep them, in a bounded look.
+
+    Raises:
+        HostError: there are more directories than the look is bounded to, so that one could be missed.
+    """
+    directories = 0
     level = [""]
     for _ in range(_NESTED_DEPTH):
         below: list[str] = []
         for directory in level:
+            directories += 1
+            if directories > _NESTED_DIRECTORIES:
+                raise HostError(
+                    f"{root} has more than {_NESTED_DIRECTORIES} directories, too many to look for repositories in",
+                    code="host.protect",
+                    hint="mount a smaller directory, mount it read-only, or add --unsafe-unprotected-mounts",
+                )
             try:
                 with os.scandir(f"{root}/{directory}") as listing:
                     for entry in listing:
-                        entries += 1
-                        if entries > _NESTED_ENTRIES:
-                            return
                         name = f"{directory}/{entry.name}" if directory else entry.name
                         if entry.name == ".git":
                             if directory:
@@ -243,9 +263,11 @@ def require_work_directory(mount: CheckedMount, candidates: list[str], token: st
     wanted = _mount_id(mount.host_path)
     parent = os.path.dirname(mount.host_path)
     tried = [*candidates, parent]
+    while tried[-1] != "/":
+        tried.append(os.path.dirname(tried[-1]))
     for place in tried:
         try:
-            if _mount_id(place) != wanted or not os.access(place, os.W_OK):
+            if _mount_id(place) != wanted or not os.access(place, os.W_OK) or not _is_trusted(place):
                 continue
             return HostPath(f"{os.path.realpath(place)}/.hutch-work-{token}")
         except OSError:
@@ -256,6 +278,14 @@ def require_work_directory(mount: CheckedMount, candidates: list[str], token: st
         details=f"tried {', '.join(tried)}",
         hint=f"make {parent} writable, copy the project to your home, or add --unsafe-unprotected-mounts",
     )
+
+
+def _is_trusted(directory: str) -> bool:
+    """Whether nobody else can put another file in the place of one that we make there."""
+    info = os.stat(directory)
+    if info.st_uid not in (0, os.geteuid()):
+        return False
+    return not info.st_mode & 0o022 or bool(info.st_mode & stat.S_ISVTX)
 
 
 def _mount_id(path: str) -> str:

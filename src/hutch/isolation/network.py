@@ -1,7 +1,8 @@
 """A way out for a sandbox that has a network namespace of its own: `--network full`.
 
 The namespace is made by the warden's child, which then waits. slirp4netns, outside, gives it an interface and speaks
-to the internet on its behalf; the host's loopback is switched off in it, and abstract sockets belong to a namespace.
+to the internet on its behalf. The host's loopback is switched off in it, abstract sockets belong to a namespace, and
+the host's other addresses and link-local ones get routes to nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ..model import HostPath
 
 NAMESERVER = "10.0.2.3"
 """slirp4netns's own forwarder."""
+
+NEVER_REACHED = (("169.254.0.0", "16"),)
+"""Link-local addresses: that is where clouds keep the credentials of their machines."""
 
 READY_SECONDS = 5.0
 
@@ -42,6 +46,23 @@ def find_bundle() -> HostPath | None:
         if path and os.path.isfile(path) and os.access(path, os.R_OK):
             return HostPath(os.path.realpath(path))
     return None
+
+
+def host_addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this host, on which its own services may listen."""
+    found = set()
+    last = ""
+    try:
+        with open("/proc/net/fib_trie", encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if words[:1] == ["|--"]:
+                    last = words[1]
+                elif words[:3] == ["/32", "host", "LOCAL"] and not last.startswith("127."):
+                    found.add(last)
+    except OSError:
+        return ()
+    return tuple(sorted(found))
 
 
 def find_slirp() -> HostPath | None:
@@ -109,6 +130,8 @@ def start_slirp(pid: int) -> Slirp:
         "--configure",
         "--mtu=65520",
         "--disable-host-loopback",
+        "--enable-sandbox",
+        "--enable-seccomp",
         f"--ready-fd={ready_w}",
         f"--exit-fd={exit_r}",
         f"--userns-path=/proc/{pid}/ns/user",

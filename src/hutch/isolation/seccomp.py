@@ -5,8 +5,9 @@ classic BPF program that `bwrap --seccomp` installs. `program` is pure: the same
 same bytes. They are shipped in `data/`, so that a run only opens a file; `python -m hutch.isolation.seccomp`
 writes them anew.
 
-Knows nothing of descriptors, of bubblewrap's arguments or of the policy of one sandbox, but for one thing: whether it
-can write to a directory of the host, in which case no way to make a setuid file is left.
+Knows nothing of descriptors, of bubblewrap's arguments or of the policy of one sandbox, but for two things: whether it
+can write to a directory of the host, in which case no way to make a setuid file is left, and whether a cgroup counts
+what it uses.
 
 What a call answers:
 
@@ -73,7 +74,7 @@ ALLOWED = {
         setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups""",
     "limits and scheduling": """
         getrlimit setrlimit prlimit64 getrusage getpriority setpriority ioprio_get ioprio_set getcpu
-        sched_yield sched_getaffinity sched_setaffinity sched_getattr sched_setattr sched_getparam
+        sched_yield sched_getaffinity sched_getattr sched_setattr sched_getparam
         sched_setparam sched_getscheduler sched_setscheduler sched_get_priority_max sched_get_priority_min
         sched_rr_get_interval""",
     # adjtimex and clock_adjtime also read the state of the clock; changing it needs a capability of the host.
@@ -85,7 +86,7 @@ ALLOWED = {
         bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt
         sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg""",
     "IPC, in a namespace of its own": """
-        shmget shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
+        shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
         mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr""",
     "the system": "uname sysinfo getrandom",
     # They can only take away.
@@ -118,7 +119,7 @@ _NETLINK_ROUTE = 0
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
 
-def _conditional(*, host_writable: bool) -> dict[str, Block]:
+def _conditional(*, host_writable: bool, counted: bool) -> dict[str, Block]:
     """The calls whose verdict depends on their arguments, or that answer something of their own."""
     refuse = _verdict(_errno(_EPERM))
     wrong_family = _verdict(_errno(_EAFNOSUPPORT))
@@ -136,6 +137,10 @@ def _conditional(*, host_writable: bool) -> dict[str, Block]:
         "clone3": _verdict(_errno(_ENOSYS)),
         # So is the mode of openat2, through which a file can be created setuid. Where no such file reaches the host it
         # may run: GNU tar has no fallback on a C library that offers it.
+        # Shared memory of this kind belongs to no process, so that nobody but a cgroup sees who fills it; and where no
+        # cgroup bounds the CPU, being kept to some of them does.
+        "shmget": _ALLOW if counted else refuse,
+        "sched_setaffinity": _ALLOW if counted else refuse,
         "openat2": _verdict(_errno(_ENOSYS)) if host_writable else _ALLOW,
         "ioctl": _one_of(1, _TERMINAL_REFUSED, refuse, _ALLOW),
         "socket": families,
@@ -349,12 +354,13 @@ def allowed_names() -> frozenset[str]:
     return frozenset(name for group in ALLOWED.values() for name in group.split())
 
 
-def program(arch: Architecture | str, *, host_writable: bool = False) -> bytes:
+def program(arch: Architecture | str, *, host_writable: bool = False, counted: bool = True) -> bytes:
     """The filter for one architecture, as an array of `struct sock_filter`.
 
     Args:
         arch: the architecture, or its name.
         host_writable: whether the sandbox can write to a directory of the host.
+        counted: whether a cgroup counts what the sandbox uses.
 
     Raises:
         HostError: there is no filter for a machine of that name.
@@ -363,7 +369,7 @@ def program(arch: Architecture | str, *, host_writable: bool = False) -> bytes:
     numbers = target.numbers()
     verdicts = dict.fromkeys(numbers, _verdict(_errno(_EPERM)))
     verdicts.update(dict.fromkeys(allowed_names(), _ALLOW))
-    verdicts.update(_conditional(host_writable=host_writable))
+    verdicts.update(_conditional(host_writable=host_writable, counted=counted))
     blocks = {numbers[name]: block for name, block in verdicts.items() if name in numbers}
     tree = _search(_ranges(blocks, _verdict(_errno(_ENOSYS))))
     native = ((_LOAD, 0, 0, _NUMBER_OFFSET), *tree)
@@ -377,13 +383,13 @@ def program(arch: Architecture | str, *, host_writable: bool = False) -> bytes:
     )
 
 
-def path(machine: str, *, host_writable: bool = False) -> str:
+def path(machine: str, *, host_writable: bool = False, counted: bool = True) -> str:
     """Where the shipped filter for a machine is, given its `os.uname().machine`.
 
     Raises:
         HostError: there is none.
     """
-    kind = "-host-writable" if host_writable else ""
+    kind = ("-host-writable" if host_writable else "") + ("" if counted else "-uncounted")
     name = f"seccomp-{_require_architecture(machine).machine}{kind}.bpf"
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", name)
 
@@ -405,9 +411,9 @@ def _require_architecture(machine: str) -> Architecture:
 def main() -> None:
     """Writes the data files."""
     for architecture in ARCHITECTURES:
-        for host_writable in (False, True):
-            content = program(architecture, host_writable=host_writable)
-            target = path(architecture.machine, host_writable=host_writable)
+        for host_writable, counted in ((False, True), (True, True), (False, False), (True, False)):
+            content = program(architecture, host_writable=host_writable, counted=counted)
+            target = path(architecture.machine, host_writable=host_writable, counted=counted)
             with open(target, "wb") as file:
                 file.write(content)
             print(f"{target}: {len(content) // 8} instructions")

@@ -249,7 +249,8 @@ static long check(const char *operation, long result, const char *detail)
 
 /* ---- descriptors and files ----------------------------------------------------------------------------------- */
 
-enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD }; /* the plan numbers its own descriptors below these */
+/* The plan numbers its own descriptors below these. */
+enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD, IDMAP_FD, FREE_FD };
 
 static void place(long fd, long target)
 {
@@ -286,8 +287,6 @@ static long sleep_ms(long ms)
 }
 
 /* ---- operations of the outer child ----------------------------------------------------------------------------- */
-
-static long idmap_fd = -1;
 
 static void write_map(long pid, const char *name, ulong inside, ulong outside, ulong also_inside, int also)
 {
@@ -335,7 +334,7 @@ static void make_idmap(ulong uid, ulong gid, ulong to_uid, ulong to_gid)
     at = append(path, path + sizeof path - 1, "/proc/");
     at = append_number(at, path + sizeof path - 1, child);
     append(at, path + sizeof path - 1, "/ns/user");
-    idmap_fd = check("idmap", CALL(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0, 0), path);
+    place(check("idmap", CALL(openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0, 0), path), IDMAP_FD);
     CALL(close, down[1], 0, 0, 0, 0);
     CALL(close, down[0], 0, 0, 0, 0);
     CALL(close, up[0], 0, 0, 0, 0);
@@ -386,11 +385,12 @@ static void set_attributes(long tree, const char *flags)
         attr.attr_set |= MOUNT_ATTR_RDONLY;
     if (has(flags, "idmap") || has(flags, "try-idmap")) {
         attr.attr_set |= MOUNT_ATTR_IDMAP;
-        attr.userns_fd = (ulong)idmap_fd;
+        attr.userns_fd = IDMAP_FD;
     }
     ulong depth = AT_EMPTY_PATH | (has(flags, "flat") ? 0 : AT_RECURSIVE);
     long result = CALL(mount_setattr, tree, "", depth, &attr, sizeof attr);
-    if (result < 0 && has(flags, "try-idmap")) { /* only ever asked for where doing without means less access */
+    int impossible = result == -EINVAL || result == -EOPNOTSUPP || result == -EPERM;
+    if (impossible && has(flags, "try-idmap")) { /* only ever asked for where doing without means less access */
         attr.attr_set &= ~(ulong)MOUNT_ATTR_IDMAP;
         result = CALL(mount_setattr, tree, "", depth, &attr, sizeof attr);
     }
@@ -421,7 +421,8 @@ static void mount_overlay(const char *to, const char *lower, const char *upper_f
     at = append(at, end, upper_fd);
     at = append(at, end, ",workdir=/proc/self/fd/");
     at = append(at, end, work_fd);
-    at = append(at, end, ",uuid=null");
+    /* A merged directory must not be renamed: what is masked below it would go along, and a new one could be made. */
+    at = append(at, end, ",uuid=null,redirect_dir=nofollow,metacopy=off,index=off");
     if (has(flags, "userxattr"))
         append(at, end, ",userxattr");
     check("overlay", CALL(mount, "hutch", to, "overlay", OVERLAY_FLAGS, options), to);
@@ -485,14 +486,15 @@ static __attribute__((noreturn)) void become_bwrap(char **words, int count)
 {
     static char args_number[24];
     static char *argv[4096];
-    int options = 1, n = 0;
+    long options = (long)parse(words[0]) + 1; /* counted, not searched for: a value may be "--" */
+    int n = 0;
     long args;
-    while (options < count && !same(words[options], "--"))
-        options++;
-    if (options + 1 >= count || count - options > 4000)
+    words++;
+    count--;
+    if (options >= count || count - options > 4000)
         fail("bwrap", EINVAL, "no command, or one of more than 4000 words");
     args = check("bwrap", CALL(memfd_create, "args", 1 /* MFD_CLOEXEC */, 0, 0, 0), "memfd");
-    for (int i = 1; i < options; i++)
+    for (long i = 1; i < options; i++)
         check("bwrap", write_all(args, words[i], length(words[i]) + 1), "memfd");
     check("bwrap", CALL(lseek, args, 0, 0, 0, 0), "memfd");
     CALL(fcntl, args, F_SETFD, 0, 0, 0);
@@ -500,7 +502,8 @@ static __attribute__((noreturn)) void become_bwrap(char **words, int count)
     argv[n++] = "bwrap";
     argv[n++] = "--args";
     argv[n++] = args_number;
-    for (int i = options; i < count; i++)
+    argv[n++] = "--";
+    for (long i = options; i < count; i++)
         argv[n++] = words[i];
     argv[n] = 0;
     char *environment[] = {0};
@@ -516,12 +519,43 @@ static int arity(const char *op)
         {"status", 1}, {"lifeline", 1}, {"gate", 1},  {"cgroup", 1},  {"scrub", 3},   {"remove", 1}, {"oom", 1},
         {"file", 2},   {"text", 2},     {"pin", 4},   {"unshare", 1}, {"stage", 2},   {"mkdir", 2},  {"write", 3},
         {"idmap", 4},  {"clone", 3},    {"overlay", 5}, {"mask", 3},  {"detach", 1},  {"drop", 2},   {"hold", 0},
-        {"keep", 1},   {"affinity", 1}, {"refresh", 1},
+        {"keep", 1},   {"affinity", 1}, {"refresh", 1}, {"deadline", 1}, {"unreachable", 2},
     };
     for (ulong i = 0; i < sizeof table / sizeof *table; i++)
         if (same(op, table[i].name))
             return table[i].words;
     return -1;
+}
+
+/* A route to nowhere, in a network namespace that is ours: the program has no capability to take it away again. */
+static void make_unreachable(const char *address, ulong prefix)
+{
+    struct {
+        uint size;
+        unsigned short type, flags;
+        uint sequence, port;
+        unsigned char family, to_length, from_length, tos, table, protocol, scope, kind;
+        uint route_flags;
+        unsigned short attribute_size, attribute;
+        unsigned char to[4];
+    } request = {36, 24 /* RTM_NEWROUTE */, 0x505 /* REQUEST ACK CREATE REPLACE */, 1, 0,
+                 2 /* AF_INET */, (unsigned char)prefix, 0, 0, 254 /* main */, 4 /* static */, 0, 7 /* unreachable */, 0, 8, 1, {0}};
+    struct {
+        uint size;
+        unsigned short type, flags;
+        uint sequence, port;
+        int error;
+        char rest[1024];
+    } answer;
+    const char *at = address;
+    for (int i = 0; i < 4; i++, at += *at == '.')
+        request.to[i] = (unsigned char)number(&at);
+    long fd = check("unreachable", CALL(socket, 16 /* AF_NETLINK */, 3 | 02000000 /* RAW, CLOEXEC */, 0, 0, 0), address);
+    check("unreachable", CALL(write, fd, &request, sizeof request, 0, 0), address);
+    check("unreachable", CALL(read, fd, &answer, sizeof answer, 0, 0), address);
+    CALL(close, fd, 0, 0, 0, 0);
+    if (answer.type == 2 /* NLMSG_ERROR */ && answer.error)
+        fail("unreachable", answer.error, address);
 }
 
 /* Splits in two. The child goes on to become the sandbox; the parent stays behind in the mount namespace in which the
@@ -612,6 +646,8 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
             mask(a[0], a[1], a[2]);
         } else if (same(op, "detach")) {
             check("detach", CALL(umount2, a[0], MNT_DETACH, 0, 0, 0), a[0]);
+        } else if (same(op, "unreachable")) {
+            make_unreachable(a[0], parse(a[1]));
         } else if (same(op, "refresh")) {
             parent = refresh(a[0], parent);
         } else if (same(op, "drop")) {
@@ -624,7 +660,7 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
                 leave(EXIT_FAILED);
         }
     }
-    CALL(close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC, 0, 0);
+    check("descriptors", CALL(close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC, 0, 0), "close_range");
     for (int k = 0; k < i;) { /* these, and no others, reach bubblewrap */
         if (same(words[k], "keep"))
             keep_open(words[k + 1]);
@@ -765,10 +801,24 @@ static char **read_words(long fd, int *count)
     return words;
 }
 
-static long raise_fd(const char *text, long to)
+/* First out of the way of each other, then each to its place: any of them may have the number of another's place. */
+static long lift(const char *text)
 {
-    place((long)parse(text), to);
-    return to;
+    return check("descriptor", CALL(fcntl, parse(text), F_DUPFD_CLOEXEC, FREE_FD, 0, 0), text);
+}
+
+static long settle(long fd, long to)
+{
+    if (fd >= 0)
+        place(fd, to);
+    return fd >= 0 ? to : -1;
+}
+
+static ulong now_ms(void)
+{
+    long time[2] = {0, 0};
+    CALL(clock_gettime, 1 /* CLOCK_MONOTONIC */, time, 0, 0, 0);
+    return (ulong)time[0] * 1000 + (ulong)time[1] / 1000000;
 }
 
 /* Orphans of a bubblewrap that died before its child asked to die with it come to us, their subreaper. */
@@ -795,7 +845,8 @@ static int watch(char **words, int count)
 {
     struct pollfd polls[2];
     ulong all = ~0UL;
-    long lifeline = -1, gate = -1, parent, child, signals;
+    long status = -1, lifeline = -1, gate = -1, parent, child, signals;
+    ulong deadline = 0; /* kept here as well, for a hutch that is stopped or waits for its reader */
     int code = EXIT_FAILED, i = 0, released;
     char buffer[128];
 
@@ -804,18 +855,24 @@ static int watch(char **words, int count)
         if (n < 0 || i + n >= count)
             fail("parse", EINVAL, words[i]);
         if (same(words[i], "status"))
-            status_fd = raise_fd(words[i + 1], STATUS_FD);
+            status = lift(words[i + 1]);
         else if (same(words[i], "lifeline"))
-            lifeline = raise_fd(words[i + 1], LIFELINE_FD);
+            lifeline = lift(words[i + 1]);
         else if (same(words[i], "gate"))
-            gate = raise_fd(words[i + 1], GATE_FD);
+            gate = lift(words[i + 1]);
+        else if (same(words[i], "deadline"))
+            deadline = now_ms() + parse(words[i + 1]);
     }
     if (i >= count)
         fail("parse", EINVAL, "no bwrap operation");
+    status_fd = settle(status, STATUS_FD);
+    lifeline = settle(lifeline, LIFELINE_FD);
+    gate = settle(gate, GATE_FD);
     /* Whatever hutch was started with stays outside: close all but the standard three and the raised ones. */
-    CALL(close_range, 3, STATUS_FD - 1, 0, 0, 0);
-    CALL(close_range, GATE_FD + 1, ~0U, 0, 0, 0);
+    check("descriptors", CALL(close_range, 3, STATUS_FD - 1, 0, 0, 0), "close_range");
+    check("descriptors", CALL(close_range, GATE_FD + 1, ~0U, 0, 0, 0), "close_range");
 
+    reset_signals(); /* an ignored SIGCHLD would take the children's ends from us */
     CALL(setsid, 0, 0, 0, 0, 0); /* Ctrl-C is hutch's to judge */
     CALL(prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     CALL(rt_sigprocmask, SIG_SETMASK, &all, 0, SIGNAL_BYTES, 0);
@@ -844,9 +901,16 @@ static int watch(char **words, int count)
     polls[1].events = POLLIN;
     released = lifeline < 0;
     for (int alive = 1, kill = 0, reaped = 0; alive || !released;) {
-        int status;
-        long pause[2] = {0, 10000000}; /* while killing: an orphan may come to us unannounced */
-        CALL(ppoll, polls, 2, alive && kill ? pause : 0, 0, 0);
+        int how;
+        ulong now = now_ms(), wait = alive && deadline ? (now < deadline ? deadline - now : 0) : ~0UL;
+        if (alive && kill)
+            wait = 10; /* an orphan may come to us unannounced */
+        long pause[2] = {(long)(wait / 1000), (long)(wait % 1000) * 1000000};
+        CALL(ppoll, polls, 2, wait == ~0UL ? 0 : pause, 0, 0);
+        if (alive && !kill && deadline && now_ms() >= deadline) {
+            report("deadline", 0);
+            kill = 1;
+        }
         if (polls[1].revents) {
             released = 1;
             kill = 1;
@@ -866,10 +930,10 @@ static int watch(char **words, int count)
         }
         /* As subreaper we inherit the sandbox's pid 1 when bubblewrap is gone, and its end is the end of them all. */
         while (alive) {
-            long pid = CALL(wait4, -1, &status, 1 /* WNOHANG */, 0, 0);
+            long pid = CALL(wait4, -1, &how, 1 /* WNOHANG */, 0, 0);
             if (pid == child) {
                 kill = reaped = 1; /* what bubblewrap leaves behind is not meant to stay */
-                code = (status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff;
+                code = (how & 0x7f) ? 128 + (how & 0x7f) : how >> 8 & 0xff;
             }
             if (pid == -ECHILD) {
                 alive = 0;
@@ -900,8 +964,10 @@ static int init(int count, char **words, char **environment)
     for (at = words[1]; *at && *at != '-';) {
         ulong limit[2], resource = number(&at);
         at += *at == '=';
-        limit[0] = limit[1] = number(&at);
+        ulong wanted = number(&at);
         at += *at == ',';
+        check("rlimit", CALL(prlimit64, 0, resource, 0, limit, 0), words[1]);
+        limit[0] = limit[1] = wanted < limit[1] ? wanted : limit[1]; /* what we came with may be stricter */
         check("rlimit", CALL(prlimit64, 0, resource, limit, 0, 0), words[1]);
     }
     report("started", 0);
