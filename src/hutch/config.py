@@ -89,8 +89,10 @@ def find_settings(chosen: str | None) -> Settings:
 def parse_settings(text: bytes, path: str) -> Settings:
     """Read the text of a configuration file.
 
+    Tables of parts that hutch does not have yet, [daemon] and [session], are passed over.
+
     Raises:
-        SpecError: it is no TOML, or holds an unknown table or key.
+        SpecError: it is no TOML, or holds an unknown table.
     """
     import tomllib
 

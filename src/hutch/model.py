@@ -219,7 +219,7 @@ class Plan(Value):
     enforced: tuple[tuple[str, str], ...] = ()
     protected: str | None = None
     """"prevented" when paths in a writable mount are guarded."""
-    watched: tuple[HostPath, ...] = ()
+    watched: tuple[tuple[HostPath, GuestPath], ...] = ()
     """Writable mounts whose growth is bounded by looking."""
     temporary: tuple[GuestPath, ...] = ()
     """Filesystems of the sandbox that live in memory."""
@@ -285,7 +285,14 @@ class Result(Value):
             f"the program did not succeed: {self.explain()}",
             code=f"command.{self.outcome.value}",
             details=self.stderr[-2000:],
-            hint="read result.stderr" if self.outcome is Outcome.FAILED else f"raise the {self.outcome.value} limit",
+            hint={
+                Outcome.TIMEOUT: "raise timeout_seconds",
+                Outcome.MEMORY: "raise memory_mb",
+                Outcome.PIDS: "raise pids",
+                Outcome.DISK: "raise disk_mb or file_mb",
+                Outcome.OUTPUT: "raise max_output_mb",
+                Outcome.KILLED: "find out who killed it, and run it again",
+            }.get(self.outcome, "read result.stderr"),
         )
 
     def explain(self) -> str:

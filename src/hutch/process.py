@@ -172,8 +172,8 @@ def run(argv: Sequence[str], *, timeout_seconds: float = 10.0, variables: Mappin
                 if not chunk:
                     poller.unregister(fd)
                     open_fds.discard(fd)
-                elif len(said[fd]) < _OUTPUT_CAP:
-                    said[fd] += chunk
+                else:
+                    said[fd] += chunk[: _OUTPUT_CAP - len(said[fd])]
             timed_out = bool(open_fds) and time.monotonic() >= deadline
     finally:
         if open_fds or not _ends_by(child, deadline):
@@ -199,8 +199,15 @@ def _ends_by(child: Process, deadline: float) -> bool:
 
 
 def make_token() -> str:
-    """A name for what this process leaves on the host: its pid, its start time, and chance."""
-    return f"{os.getpid()}-{start_time(os.getpid())}-{os.urandom(4).hex()}"
+    """A name for what this process leaves on the host: its pid, its start time, who counts the pids, and chance."""
+    return f"{os.getpid()}-{start_time(os.getpid())}-{_pid_namespace()}-{os.urandom(4).hex()}"
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def start_time(pid: int) -> int:
@@ -215,6 +222,8 @@ def start_time(pid: int) -> int:
 def is_alive(token: str) -> bool:
     """Whether the process that made a token still runs."""
     parts = token.split("-")
-    if len(parts) < 3 or not (parts[0].isdigit() and parts[1].isdigit()):
+    if len(parts) < 4 or not all(part.isascii() and part.isdigit() for part in parts[:3]):
         return True  # not a token of ours: leave it alone
+    if int(parts[2]) != _pid_namespace():
+        return True  # another container's, that shares a directory with us: its pids mean nothing here
     return start_time(int(parts[0])) == int(parts[1])

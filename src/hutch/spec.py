@@ -69,7 +69,7 @@ def find_nearest(word: str, known: Iterable[str]) -> str | None:
 def unknown_word(where: str, what: str, word: object, known: Iterable[str]) -> SpecError:
     """The error for a word outside a closed list: names the nearest one and lists all."""
     words = sorted(known)
-    nearest = find_nearest(str(word), words)
+    nearest = find_nearest(word, words) if isinstance(word, str) else None
     meant = f'; did you mean "{nearest}"?' if nearest else ""
     return SpecError(
         f"{where}: unknown {what} {_show(word)}{meant}",
@@ -230,6 +230,8 @@ def parse_mount(value: object, where: str = "mount") -> Mount:
 
 def is_mapping(value: object) -> bool:
     """Whether a value of unknown origin is a table."""
+    if isinstance(value, type):
+        return False
     return isinstance(value, dict) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
 
 
@@ -341,8 +343,8 @@ def parse(request: Mapping[str, Any], where: str = "") -> Spec:
     prefix = f"{where}: " if where else ""
     values: dict[str, Any] = {}
     for key in request.keys():  # noqa: SIM118 - any mapping will do
-        if key not in FIELDS:
-            raise unknown_word(f"{prefix}{key}", "key", key, FIELDS)
+        if not isinstance(key, str) or key not in FIELDS:
+            raise unknown_word(f"{prefix}{key if isinstance(key, str) else _show(key)}", "key", key, FIELDS)
         values[key] = FIELDS[key].read(request[key], f"{prefix}{key}")
     name = values.get("environment", "python")
     return Spec(

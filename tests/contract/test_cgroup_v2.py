@@ -65,7 +65,7 @@ def test_memory_bomb_is_named(guest: Guest, who: str) -> None:
     ran = guest[f"{who} limits"]["memory"]
     assert (ran["exit_code"], ran["json"]["outcome"], ran["json"]["limits_hit"]) == (137, "memory", ["memory"])
     assert strengths(ran["json"]) == TREE
-    assert "64 MiB" in ran["stderr"]
+    assert "32 MiB" in ran["stderr"]
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -85,7 +85,7 @@ def test_a_refused_process_is_evidence(guest: Guest, who: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 def test_two_burners_share_one_cpu(guest: Guest, who: str) -> None:
     spent = float(guest[f"{who} limits"]["cpus"]["json"]["stdout"])
-    assert 0.2 < spent < 2.1, "of 1.5 seconds on each of two processors"
+    assert 0.2 < spent < 1.5, "of one second on each of two processors"
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -133,7 +133,7 @@ def test_many_begin_at_once_in_a_fresh_group(guest: Guest, who: str) -> None:
 
 
 def test_looking_changes_nothing(guest: Guest) -> None:
-    """`hutch plan` says what a run would do, and `hutch gc` only clears away: neither prepares a group for sandboxes."""
+    """`hutch plan` says what a run would do, `hutch gc` clears away; neither prepares a group for sandboxes."""
     ran = guest["user shell"]
     assert ran["stdout"].partition("looked")[0] == "0::/users/shell\n", "the shell where it was, no leaf, no controller"
     assert strengths(ran["plan"]) == TREE
@@ -183,6 +183,7 @@ def test_a_mount_from_outside_a_container_is_not_used(guest: Guest) -> None:
 # ---- what else depends on the kernel --------------------------------------------------------------------------------
 
 
+@pytest.mark.xfail(reason="the warden mounts with uuid=null, which overlayfs knows since Linux 6.6", strict=True)
 def test_protected_paths_hold_on_this_kernel(guest: Guest) -> None:
     ran = guest["user workspace"]
     assert ran["json"].get("outcome") == "ok", ran["stderr"]

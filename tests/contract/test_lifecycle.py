@@ -223,14 +223,25 @@ def test_kill_while_bubblewrap_sets_up_leaves_nothing(hutch: Hutch) -> None:
     kill_and_look(hutch, (bubblewrap_has_come for _ in range(40)), [])
 
 
-def test_the_next_run_clears_what_a_killed_one_left(hutch: Hutch) -> None:
-    work = hutch.home / ".cache" / "hutch" / ".hutch-work-999999999-1-00000000-0"
-    (work / "work").mkdir(parents=True)
-    for path in (work, work / "work"):
-        hutch.give(path)
-    (work / "work").chmod(0)
+def test_the_next_run_clears_what_a_killed_one_left(hutch: Hutch, project: Path) -> None:
+    """Even when nobody was left to clean up: the warden is killed first, then hutch."""
+    with hutch.running("echo ready; sleep 60", "-e", "shell", "--workspace", project) as live:
+        below = descendants(live.process.pid)
+        for pid in below:
+            if b"/warden-" in _command(pid):
+                os.kill(pid, signal.SIGKILL)
+        end(live.process)
+        assert wait_until(lambda: not living(below)), "without its warden a sandbox dies, too"
+    assert work_directories(hutch), "there is something to clear"
     assert hutch.run("print(1)").outcome == "ok"
-    assert not work.exists()
+    assert not work_directories(hutch)
+
+
+def work_directories(hutch: Hutch) -> list[str]:
+    """Directories that this identity's runs left for later."""
+    names = [str(path) for path in hutch.home.rglob(".hutch-work-*")]
+    names += [str(path) for place in ("/var/tmp", "/tmp") for path in Path(place).glob(".hutch-work-*")]
+    return [name for name in names if any(f".hutch-work-{pid}-" in name for pid in hutch.pids)]
 
 
 def test_gc_keeps_what_is_running(hutch: Hutch, project: Path) -> None:

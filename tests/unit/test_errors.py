@@ -48,6 +48,10 @@ class Scene:
             (directory / name).touch()
         return directory
 
+    def crowded(self) -> Path:
+        self.patch.setattr(mounts, "_NESTED_DIRECTORIES", 0)
+        return self.project()
+
 
 class Row(NamedTuple):
     code: str
@@ -206,6 +210,11 @@ def too_many_descriptors(_scene: Scene) -> None:
         draft.new_fd(keep=False)
 
 
+def without_stage(scene: Scene) -> None:
+    scene.patch.setattr(jail, "_STAGES", (str(scene.path),))
+    jail._find_stage((f"{scene.path}/project",))
+
+
 def strict_without_cgroup(_scene: Scene) -> None:
     limits.plan_limits(Limits(), None, "t", (0,), strict=True)
 
@@ -274,6 +283,8 @@ TABLE = [
     Row("mount.changed", SpecError, reports("error pin 40 /a/b\\n"), "run it again"),
     Row("mount.protect", SpecError, reports("error mask 20 .git\\n"), "read-only"),
     Row("host.protect", HostError, without_work_directory, "--unsafe-unprotected-mounts"),
+    Row("host.protect", HostError, shows(Scene.crowded, writable=True), "--unsafe-unprotected-mounts"),
+    Row("host.stage", HostError, without_stage, "make an empty directory /mnt"),
     Row("host.idmap", HostError, reports("error idmap-mount 22 x\\n"), "ext4"),
     Row("host.overlay", HostError, reports("error overlay 22 x\\n"), "--unsafe-unprotected-mounts"),
     Row("host.cgroup", HostError, reports("error cgroup 2 x\\n"), "hutch doctor"),

@@ -191,7 +191,7 @@ def test_every_protected_path_is_either_present_or_absent(project: Path) -> None
     assert set(checked.present) == {".git", ".envrc", ".github/workflows"}
     assert set(checked.absent) == set(PROTECTED) - set(checked.present)
     assert len(checked.present) + len(checked.absent) == len(PROTECTED)
-    assert checked.merged == (("", project.stat().st_ino),)
+    assert checked.merged == (("", project.stat().st_ino), (".github", (project / ".github").stat().st_ino))
 
 
 def test_a_directory_around_a_missing_protected_path_is_merged(project: Path) -> None:
@@ -251,11 +251,16 @@ def test_nested_repositories_are_protected_four_levels_down(project: Path) -> No
     assert nested == {"a/.git", "a/b/.git", "a/b/c/.git", "sub/.git"}
 
 
-def test_the_search_for_repositories_ends(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "_NESTED_ENTRIES", 10)
-    for index in range(30):
-        (project / f"{index:02}" / ".git").mkdir(parents=True)
-    assert len(check(project, writable=True).present) <= 10
+def test_more_directories_than_can_be_searched_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "_NESTED_DIRECTORIES", 10)
+    for index in range(9):
+        (project / f"{index:02}").mkdir()
+    assert check(project, writable=True).guarded
+    (project / "09").mkdir()
+    with pytest.raises(HostError, match="more than 10 directories") as caught:
+        check(project, writable=True)
+    assert caught.value.code == "host.protect"
+    assert "--unsafe-unprotected-mounts" in caught.value.hint
 
 
 def test_the_search_for_repositories_does_not_follow_links(project: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_every_descriptor_is_made_once_and_before_it_is_used(planned: Plan) -> N
 
 @each_case
 def test_limits_hold_before_anything_else_is_done(planned: Plan) -> None:
-    assert names(planned)[:2] == ["oom", "cgroup"]
+    assert names(planned)[:3] == ["deadline", "oom", "cgroup"]
 
 
 @each_case
@@ -181,7 +181,7 @@ def test_the_printed_script_reads_back_as_the_very_command(planned: Plan) -> Non
         assert f"mkdir {directory}" in script
         assert all(f"> {directory}/{name}" in script for name, _ in files)
     for path, _, _ in planned.work_directories:
-        assert f"mkdir -m 700 {path} " in script
+        assert f"mkdir -m 711 {path} && mkdir -m 700 {path}/{jail.WORK} " in script
 
 
 def test_a_shell_reads_the_printed_script_as_the_very_command() -> None:
@@ -197,7 +197,9 @@ def test_the_words_for_the_warden_say_the_same_as_the_plan(planned: Plan) -> Non
     words = jail.to_words(planned, status=3, lifeline=4, gate=5).decode().split("\0")
     flat = [word for operation in planned.operations for word in operation]
     assert words[:6] == ["status", "3", "lifeline", "4", "gate", "5"]
-    assert words[6:] == [*flat, "bwrap", *planned.bwrap, "--", *planned.command, ""]
+    # The number of options tells where they end: a value of an option may look like anything.
+    options = ["bwrap", str(len(planned.bwrap) - 1), *planned.bwrap]
+    assert words[6:] == [*flat, *options, *planned.command, ""]
 
 
 def test_the_same_input_gives_the_same_plan() -> None:
@@ -237,7 +239,7 @@ def test_root_gives_up_its_uid_after_all_mounts_and_before_the_gate(
     done = names(plan(ROOT, checked, network=network))
     drop = done.index("drop")
     assert {"stage", "clone"} & set(done[:drop])
-    assert set(done[drop + 1 :]) <= {"unshare", "hold"}
+    assert set(done[drop + 1 :]) <= {"unshare", "hold", "unreachable"}
     assert done.count("drop") == 1
     assert ("hold" in done) is (network == "full")
 
@@ -287,8 +289,20 @@ def test_without_network_no_namespace_is_shared() -> None:
 def test_a_full_network_is_a_namespace_of_its_own_that_waits(host: jail.Host, namespaces: list[str]) -> None:
     planned = plan(host, network="full")
     assert [operation[1] for operation in planned.operations if operation[0] == "unshare"] == namespaces
-    assert planned.operations[-1] == ("hold",)
+    after = [operation[0] for operation in planned.operations[planned.operations.index(("hold",)) + 1 :]]
+    assert set(after) == {"unreachable"}
     assert text_of(planned, "/etc/resolv.conf") == "nameserver 10.0.2.3\n"
+
+
+def test_a_full_network_reaches_neither_this_machine_nor_the_credentials_of_a_cloud() -> None:
+    planned = plan(USER.replace(addresses=("192.0.2.7",)), network="full")
+    unreachable = [operation[1:] for operation in planned.operations if operation[0] == "unreachable"]
+    assert unreachable == [("169.254.0.0", "16"), ("192.0.2.7", "32")]
+
+
+def test_the_warden_keeps_the_time_a_little_longer_than_hutch() -> None:
+    assert ("deadline", "3500") in plan(timeout_seconds=2.5).operations
+    assert "deadline" not in names(plan(timeout_seconds=None))
 
 
 def test_the_network_of_the_host_is_printed_as_weaker() -> None:
@@ -323,10 +337,11 @@ def test_every_protected_path_is_masked_after_the_overlay(host: jail.Host) -> No
     assert planned.protected == "prevented"
 
 
-def test_stubs_stand_for_what_is_absent_and_only_for_that() -> None:
+def test_stubs_stand_for_what_is_absent_and_for_the_parents_of_the_rest() -> None:
     made = {operation[1]: operation[2] for operation in plan(USER, (GUARDED,)).operations if operation[0] == "mkdir"}
     stubs = {path.removeprefix("/mnt/stubs0/"): mode for path, mode in made.items() if path.startswith("/mnt/stubs0/")}
-    assert stubs == {**dict.fromkeys(GUARDED.absent, "0555"), ".github": "0755"}
+    # A parent that is merged with a stub cannot be renamed away with what is protected in it.
+    assert stubs == {**dict.fromkeys(GUARDED.absent, "0555"), ".github": "0755", "sub": "0755"}
 
 
 def test_a_guarded_mount_leaves_nothing_behind() -> None:

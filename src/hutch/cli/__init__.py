@@ -6,7 +6,6 @@ Exit codes: the program's own; 124 timeout; 137 killed by a limit; 2 bad request
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from ..errors import HutchError, SpecError
@@ -49,8 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     _require_standard_streams()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it hands that on
-    as_json = "--json" in words
+    as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
         return _dispatch(words)
     except HutchError as error:
@@ -78,6 +76,9 @@ def _dispatch(words: list[str]) -> int:
         from ..spec import unknown_word
 
         raise unknown_word("hutch", "verb", verb, VERBS)
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it hands that on
     options = build_parser(verb).parse_args(words[1:])
     code: int = _module(verb).main(options)
     return code

@@ -134,7 +134,7 @@ def _say_why(result: Result, limits: Limits) -> None:
 
 
 def _code(options: argparse.Namespace) -> str:
-    if options.session:
+    if options.session is not None:
         raise SpecError("sessions are not available yet", code="spec.session", hint="run without -s")
     if options.code is not None and options.file is not None:
         raise SpecError("both CODE and --file were given", code="cli.usage", hint="give one of them")

@@ -10,6 +10,9 @@ READ_BYTES = 65536
 """A pipe holds this much; asking for more only costs."""
 
 
+_MERGED_BYTES = 4096
+
+
 class Stream:
     """Keeps the head and the tail of a stream in constant memory."""
 
@@ -29,8 +32,10 @@ class Stream:
             chunk = chunk[self._head_room :]
             self._head_room -= len(self._head[-1])
         if chunk:
-            self._tail.append(chunk)
             self._tail_size += len(chunk)
+            if self._tail and len(self._tail[-1]) + len(chunk) <= _MERGED_BYTES:
+                chunk = self._tail.pop() + chunk  # many tiny pieces would cost many times their size
+            self._tail.append(chunk)
             while self._tail_size - len(self._tail[0]) >= self._tail_room:
                 self._tail_size -= len(self._tail.popleft())
 

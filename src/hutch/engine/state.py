@@ -20,6 +20,28 @@ def work_places() -> list[str]:
     return [*shared, *private] if os.geteuid() == 0 else [*private, *shared]
 
 
+def _other_places() -> list[str]:
+    """Directories beside projects in which there was no other way than to make one."""
+    try:
+        with open(_journal(), encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def _journal() -> str:
+    return f"{data_directory()}/work-places"
+
+
+def _note_place(place: str) -> None:
+    """Remember an unusual place, so that a later clean-up looks there, too."""
+    if place in work_places() or place in _other_places():
+        return
+    os.makedirs(data_directory(), 0o700, exist_ok=True)
+    with open(_journal(), "a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"{place}\0")
+
+
 def find_stale() -> Iterator[tuple[str, str]]:
     """Everything that dead processes left: ("cgroup" | "work", path)."""
     from ..isolation import limits
@@ -28,7 +50,7 @@ def find_stale() -> Iterator[tuple[str, str]]:
         for name in _names(directory):
             if name.startswith("hutch-") and not is_alive(name.removeprefix("hutch-")):
                 yield "cgroup", f"{directory}/{name}"
-    for place in work_places():
+    for place in [*work_places(), *_other_places()]:
         for name in _names(place):
             if name.startswith(".hutch-work-") and not is_alive(name.removeprefix(".hutch-work-")):
                 path = f"{place}/{name}"
@@ -67,6 +89,7 @@ def clear_stale() -> list[str]:
 
 def make_work_directory(path: str, name: str, uid: int, gid: int) -> None:
     """Make a directory that stays ours and, in it, one for overlayfs that belongs to a project's owner."""
+    _note_place(os.path.dirname(path))
     os.mkdir(path, 0o711)
     inner = f"{path}/{name}"
     os.mkdir(inner, 0o700)
@@ -83,7 +106,8 @@ def remove_work_directory(path: str) -> None:
     import shutil
 
     if os.geteuid() != 0:  # root needs no permission, and must not be led to another file by a swapped name
-        for inner in (f"{path}/{name}/work" for name in _names(path)):
-            if os.path.isdir(inner) and not os.path.islink(inner):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+        for inner in [f"{path}/{name}" for name in _names(path)]:
+            for directory in (inner, f"{inner}/work"):
+                if os.path.isdir(directory) and not os.path.islink(directory):
+                    os.chmod(directory, 0o700)
+    shutil.rmtree(path)

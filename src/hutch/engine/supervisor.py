@@ -124,7 +124,10 @@ class _Run:
     def _clean_up(self) -> None:
         """Do what the warden did not come to do."""
         for path, _, _ in self.plan.work_directories:
-            state.remove_work_directory(path)
+            try:
+                state.remove_work_directory(path)
+            except OSError:
+                continue  # never made, or already gone
         limits.remove_cgroups([directory for directory, _ in self.plan.cgroups])
 
     def _stop(self, guest: process.Process | None) -> None:
@@ -377,7 +380,7 @@ class _Sampler:
     def __init__(self, run: _Run) -> None:
         self._run = run
         self._memory = dict(run.plan.enforced).get("memory") == "sampled"
-        self._disks = [limits.Disk(path) for path in run.plan.watched]
+        self._disks = [limits.Disk(path, inside) for path, inside in run.plan.watched]
         now = time.monotonic()
         self._next_disk = now + _DISK_SECONDS
         self._next_files = now

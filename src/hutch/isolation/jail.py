@@ -233,7 +233,7 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         limits=policy.limits,
         enforced=limit_plan.enforced,
         protected="prevented" if any(mount.guarded for mount in mounts) else None,
-        watched=tuple(mount.host_path for mount in mounts if mount.writable),
+        watched=tuple((mount.host_path, mount.guest_path) for mount in mounts if mount.writable),
         temporary=temporary,
         unsafe=_unsafe(spec),
         environment=spec.environment.name,
@@ -419,7 +419,7 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
         draft.do("detach", covering)
     draft.do("remove", mount.work_directory)
     for path, inode in mount.merged:
-        draft.do("scrub", os.path.normpath(f"{mount.host_path}/{path}"), mount.device, str(inode))
+        draft.do("scrub", os.path.normpath(f"{mount.host_path}/{path}"), mount.device, str(inode or "-"))
 
 
 def _with_parents(paths: Iterable[str]) -> list[str]:

@@ -406,58 +406,52 @@ def tree_memory(pids: Sequence[int]) -> int:
 
 def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
     """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
-    devices: set[int] = set()
-    used = 0
+    used = sum(size for name, size in unnamed_files(pids) if name.startswith("/memfd:"))
     outside = os.stat("/").st_dev
     for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
         try:
             if os.stat(f"/proc/{pid}/root/").st_dev == outside:
                 continue
-            for path in temporary:
-                info = os.statvfs(f"/proc/{pid}/root{path}")
-                used += (info.f_blocks - info.f_bfree) * info.f_frsize
-                used += (info.f_files - info.f_ffree) * _INODE_BYTES
-                devices.add(os.stat(f"/proc/{pid}/root{path}").st_dev)
+            files = [os.statvfs(f"/proc/{pid}/root{path}") for path in temporary]
         except OSError:
             continue
+        used += sum((info.f_blocks - info.f_bfree) * info.f_frsize for info in files)
+        used += sum((info.f_files - info.f_ffree) * _INODE_BYTES for info in files)
         break
-    for device, size in unnamed_files(pids):
-        # major 0: no disk behind it
-        if device not in devices and os.major(device) == 0:
-            used += size
     return used
 
 
-def unnamed_files(pids: Sequence[int]) -> list[tuple[int, int]]:
-    """(device, bytes) of files that processes hold open and no directory names, each once."""
-    found: dict[tuple[int, int], int] = {}
+def unnamed_files(pids: Sequence[int]) -> list[tuple[str, int]]:
+    """(last name, bytes) of files that processes hold open and no directory names any more, each once."""
+    found: dict[tuple[int, int], tuple[str, int]] = {}
     for pid in pids:
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue
         for descriptor in descriptors[:4096]:
+            path = f"/proc/{pid}/fd/{descriptor}"
             try:
-                info = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                info = os.stat(path)
+                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                    found[info.st_dev, info.st_ino] = (os.readlink(path), info.st_blocks * 512)
             except OSError:
                 continue
-            if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                found[info.st_dev, info.st_ino] = info.st_blocks * 512
-    return [(device, size) for (device, _), size in found.items()]
+    return list(found.values())
 
 
 class Disk:
     """How much a directory of the host grows while a sandbox can write to it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, guest_path: str) -> None:
         self._path = path
-        self._device = os.stat(path).st_dev
+        self._guest_path = guest_path
         self._start = tree_disk(path)
         self._free = self._available()
 
-    def growth(self, unnamed: Sequence[tuple[int, int]]) -> int:
+    def growth(self, unnamed: Sequence[tuple[str, int]]) -> int:
         """Bytes that it grew by, with files that have no name any more."""
-        hidden = sum(size for device, size in unnamed if device == self._device)
+        hidden = sum(size for name, size in unnamed if name.startswith(f"{self._guest_path}/"))
         if self._start is None:
             # Too large to be walked again and again. What the filesystem lost is all that can be told.
             return self._free - self._available()

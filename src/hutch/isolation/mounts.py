@@ -70,8 +70,8 @@ class CheckedMount(Value):
     present: tuple[str, ...] = ()
     """Protected paths that exist, nested repositories among them."""
     absent: tuple[str, ...] = ()
-    merged: tuple[tuple[str, int], ...] = ()
-    """Directories of the host that the overlay merges with stubs, with their inodes."""
+    merged: tuple[tuple[str, int | None], ...] = ()
+    """Directories that the overlay merges with stubs, with their inodes; None for one that the program may yet make."""
     work_directory: HostPath | None = None
 
 
@@ -173,10 +173,10 @@ def _guard(mount: CheckedMount) -> CheckedMount:
     if ".github/workflows" in absent and os.path.isfile(f"{mount.host_path}/.github"):
         absent.remove(".github/workflows")
         present.append(".github")
-    merged = [("", mount.inode)]
+    merged: list[tuple[str, int | None]] = [("", mount.inode)]
     for path in _parents((*present, *absent)):
-        if _exists(mount, path):
-            merged.append((path, os.lstat(f"{mount.host_path}/{path}").st_ino))
+        there = _exists(mount, path)
+        merged.append((path, os.lstat(f"{mount.host_path}/{path}").st_ino if there else None))
     return mount.replace(guarded=True, present=tuple(present), absent=tuple(absent), merged=tuple(merged))
 
 

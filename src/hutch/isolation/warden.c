@@ -734,7 +734,9 @@ static void scrub(const char *path, const char *device, const char *inode)
         device++;
     if (*device)
         minor = parse(device + 1);
-    if (now.stx_ino != parse(inode) || now.stx_dev_major != major || now.stx_dev_minor != minor)
+    if (*inode != '-' && now.stx_ino != parse(inode))
+        return;
+    if (now.stx_dev_major != major || now.stx_dev_minor != minor)
         return;
     scrub_one(fd);
     while ((n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
