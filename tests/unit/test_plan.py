@@ -383,7 +383,7 @@ def test_what_belongs_to_nobody_is_not_mapped() -> None:
 
 
 def test_writable_mounts_are_watched() -> None:
-    assert plan(USER, (READ_ONLY, WRITABLE_FILE)).watched == ("/notes",)
+    assert plan(USER, (READ_ONLY, WRITABLE_FILE)).watched[0][0] == "/notes"
 
 
 def test_a_mounted_workspace_has_no_tmpfs_below_it() -> None:

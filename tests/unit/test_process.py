@@ -171,7 +171,14 @@ def test_a_process_name_with_brackets_does_not_confuse_the_start_time() -> None:
 
 
 def test_a_number_used_again_is_another_process() -> None:
-    assert not process.is_alive(f"{os.getpid()}-{process.start_time(os.getpid()) - 1}-00000000")
+    pid, start, *rest = process.make_token().split("-")
+    assert not process.is_alive("-".join([pid, str(int(start) - 1), *rest]))
+
+
+def test_the_pids_of_another_container_mean_nothing_here() -> None:
+    _, _, namespace, chance = process.make_token().split("-")
+    assert not process.is_alive(f"1073741823-5-{namespace}-{chance}")
+    assert process.is_alive(f"1073741823-5-{int(namespace) + 1}-{chance}")
 
 
 @pytest.mark.parametrize("name", ["", "supervisors", "a-b-c", "1-2", "-1-2", "1-x-00"])
