@@ -138,7 +138,7 @@ def _limits(*, weak: str) -> Iterator[Finding]:
     for name, weaker in (
         ("memory", "hutch samples the whole tree and kills it"),
         ("pids", "a limit per user namespace, without a count of what was refused"),
-        ("cpus", "bound to as many CPUs, which a program can undo"),
+        ("cpus", "kept to as many CPUs, and to no less than one"),
     ):
         if enforced[name] == "tree":
             yield Finding(layer=f"limit: {name}", status=OK, found=f"holds for the whole sandbox ({where})")

@@ -447,6 +447,10 @@ def _exec_error(plan: Plan, number: int) -> HutchError:
     )
 
 
+_CHANGED = ("bind mount", "source path", "type of source")
+"""What bubblewrap says of a source that was there a moment ago."""
+
+
 def explain_failure(operation: str, number: int, text: str) -> HutchError:
     """Turn a report of the warden, or what bubblewrap printed, into an error with a remedy."""
     why = os.strerror(number) if number else ""
@@ -457,7 +461,7 @@ def explain_failure(operation: str, number: int, text: str) -> HutchError:
             details=text,
             hint=namespace_hint(),
         )
-    if operation == "pin" or (operation == "bwrap" and ("bind mount" in text or "source path" in text)):
+    if operation == "pin" or (operation == "bwrap" and any(phrase in text for phrase in _CHANGED)):
         return SpecError(
             f"{text} changed while the sandbox was starting ({why})",
             code="mount.changed",
