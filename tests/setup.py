@@ -29,6 +29,8 @@ PACKAGES = {
     "curl": "curl",
     "zsh": "zsh",
     "fish": "fish",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
 }
 FILES = {
     "/usr/aarch64-linux-gnu/include/linux/openat2.h": "linux-libc-dev-arm64-cross",
@@ -44,12 +46,22 @@ def missing() -> list[str]:
     return sorted(set(wanted))
 
 
+def _fetch_kernel() -> None:
+    """The kernel that a virtual machine boots, to see limits hold under another kind of cgroup."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures"))
+    from vm import kernel
+
+    try:
+        kernel.fetch()
+    except RuntimeError as error:
+        print(f"no kernel for the virtual machine: {error}", file=sys.stderr)
+
+
 def main() -> int:
     """Install, or say what is missing."""
     packages = missing()
-    if not packages:
-        return 0
-    if os.geteuid() == 0 and shutil.which("apt-get"):
+    may_install = os.geteuid() == 0 and shutil.which("apt-get")
+    if packages and may_install:
         print(f"installing {' '.join(packages)}", flush=True)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
@@ -59,6 +71,8 @@ def main() -> int:
                 print(done.stdout[-3000:], file=sys.stderr)
                 return 1
         packages = missing()
+    if may_install:
+        _fetch_kernel()
     if packages:
         print("these are missing, and the tests that need them will be skipped, or fail where HUTCH_MUST names them:")
         print(f"  apt install {' '.join(packages)}", flush=True)
