@@ -183,7 +183,6 @@ def test_a_mount_from_outside_a_container_is_not_used(guest: Guest) -> None:
 # ---- what else depends on the kernel --------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="the warden mounts with uuid=null, which overlayfs knows since Linux 6.6", strict=True)
 def test_protected_paths_hold_on_this_kernel(guest: Guest) -> None:
     ran = guest["user workspace"]
     assert ran["json"].get("outcome") == "ok", ran["stderr"]

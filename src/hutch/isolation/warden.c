@@ -422,10 +422,17 @@ static void mount_overlay(const char *to, const char *lower, const char *upper_f
     at = append(at, end, ",workdir=/proc/self/fd/");
     at = append(at, end, work_fd);
     /* A merged directory must not be renamed: what is masked below it would go along, and a new one could be made. */
-    at = append(at, end, ",uuid=null,redirect_dir=nofollow,metacopy=off,index=off");
+    at = append(at, end, ",redirect_dir=nofollow,metacopy=off,index=off");
     if (has(flags, "userxattr"))
-        append(at, end, ",userxattr");
-    check("overlay", CALL(mount, "hutch", to, "overlay", OVERLAY_FLAGS, options), to);
+        at = append(at, end, ",userxattr");
+    /* Linux 6.6 began to mark the upper directory with a uuid, and to know how to be told not to. */
+    append(at, end, ",uuid=null");
+    long result = CALL(mount, "hutch", to, "overlay", OVERLAY_FLAGS, options);
+    if (result == -EINVAL) {
+        *at = 0;
+        result = CALL(mount, "hutch", to, "overlay", OVERLAY_FLAGS, options);
+    }
+    check("overlay", result, to);
     check("overlay", CALL(statfs, to, &stat, 0, 0, 0), to);
     if (stat.flags & MS_RDONLY)
         fail("overlay", EROFS, to);
