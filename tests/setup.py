@@ -51,7 +51,10 @@ def _fetch_kernel() -> None:
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures"))
     from vm import kernel
 
+    if kernel.find():
+        return
     try:
+        subprocess.run(["apt-get", "update", "-qq"], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         kernel.fetch()
     except RuntimeError as error:
         print(f"no kernel for the virtual machine: {error}", file=sys.stderr)

@@ -252,3 +252,52 @@ def test_the_demo_shows_what_it_says(hutch: Path) -> None:
     assert "6 * 7 = 42" in done.stdout
     assert "Network is unreachable" in done.stdout
     assert "[exit code 137]" in done.stdout
+
+
+def _examples() -> list[str]:
+    """The command lines of the README that a reader would paste, in its order."""
+    text = (ROOT / "README.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```sh\n")[1:]]
+    return [line for block in blocks for line in block.splitlines() if " run " in f" {line}" and "hutch" in line]
+
+
+def test_the_readme_has_examples() -> None:
+    assert len(_examples()) >= 6
+
+
+@pytest.mark.parametrize("line", _examples())
+def test_every_example_of_the_readme_runs(hutch: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "job.py").write_text("import os; print(os.listdir('/data'))")
+    path = f"{hutch.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = line.rpartition("# ")[2] if line.endswith("# 42") else ""
+    assert expected in done.stdout
+
+
+def test_a_person_is_told_once_that_the_host_is_not_reproducible(hutch: Path, tmp_path: Path) -> None:
+    def on_a_terminal() -> str:
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.environ["HUTCH_CACHE_DIR"] = str(tmp_path)
+            os.execv(str(hutch), ["hutch", "run", "print('out')"])
+        seen = b""
+        try:
+            while chunk := os.read(terminal, 1024):
+                seen += chunk
+        except OSError:  # how a terminal says that its other end is gone
+            pass
+        os.waitpid(pid, 0)
+        os.close(terminal)
+        return seen.decode()
+
+    assert "note: " in on_a_terminal()
+    assert "note: " not in on_a_terminal()

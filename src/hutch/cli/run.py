@@ -7,11 +7,11 @@ import signal
 import sys
 
 from .. import sandbox
-from ..config import find_settings
+from ..config import cache_directory, find_settings
 from ..engine import state, supervisor
 from ..errors import SpecError
 from ..isolation import jail
-from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Spec
+from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Source, Spec
 from ..process import join, quote
 from ..spec import PRESETS, is_secret_name, parse, parse_size_mb, unknown_word, variable_name
 from . import print_json
@@ -87,6 +87,7 @@ def main(options: argparse.Namespace) -> int:
     prepared = sandbox.prepare(spec, code)
     for weaker in prepared.plan.unsafe:
         print(f"warning: weaker isolation: {weaker.replace('_', ' ')}", file=sys.stderr)
+    _say_once(prepared.plan)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     streams = supervisor.Streams(
@@ -100,6 +101,21 @@ def main(options: argparse.Namespace) -> int:
     _say_why(result, spec.policy.limits)
     state.clear_stale()
     return exit_code(result)
+
+
+def _say_once(plan: Plan) -> None:
+    """Tell a person, the first time, that this machine's own software is not the same everywhere."""
+    told = f"{cache_directory()}/told-about-host"
+    if plan.source is not Source.HOST or not os.isatty(2) or os.path.exists(told):
+        return
+    print(
+        "note: this environment is made of this machine's own /usr; another machine has other versions", file=sys.stderr
+    )
+    try:
+        os.makedirs(cache_directory(), 0o700, exist_ok=True)
+        os.close(os.open(told, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return
 
 
 def _leave(number: int, _frame: object) -> None:

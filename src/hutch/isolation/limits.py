@@ -69,11 +69,22 @@ def find_cgroup_base() -> CgroupBase | None:
             return base
     found = []
     for controller in _CONTROLLERS:
-        if controller in mounts:
-            directory = HostPath(os.path.normpath(f"{mounts[controller]}/{own.get(controller, '/')}"))
-            if os.access(directory, os.W_OK):
-                found.append((controller, directory))
+        directory = _find_v1(controller)
+        if directory is not None and os.access(directory, os.W_OK):
+            found.append((controller, directory))
     return CgroupBase(version=1, directories=tuple(found)) if found else None
+
+
+def _find_v1(controller: str) -> HostPath | None:
+    """Our own group of one controller, also where only the part below it is mounted, as in a container."""
+    mount = _cgroup_mounts().get(controller)
+    if mount is None:
+        return None
+    own = _own_cgroups().get(controller, "/")
+    top, _, target = mount.partition(":")
+    if top != "/" and f"{own}/".startswith(f"{top}/"):
+        own = own[len(top) :]
+    return HostPath(os.path.normpath(f"{target}/{own}"))
 
 
 def _find_v2(mount: str, own: str) -> CgroupBase | None:
@@ -150,7 +161,7 @@ def _own_cgroups() -> dict[str, str]:
 
 
 def _cgroup_mounts() -> dict[str, str]:
-    """Mount point by controller; "" is version 2."""
+    """By controller, what is mounted and where, as TOP:TARGET; "" is version 2, of which the target alone matters."""
     mounts = {}
     for line in _read("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -163,7 +174,7 @@ def _cgroup_mounts() -> dict[str, str]:
         elif words[0] == "cgroup":
             for option in words[2].split(","):
                 if option in _CONTROLLERS:
-                    mounts[option] = left.split(" ")[4]
+                    mounts[option] = ":".join(left.split(" ")[3:5])
     return mounts
 
 
@@ -197,11 +208,11 @@ def start_priming() -> None:
     """
     if os.geteuid() != 0:
         return
-    directory = _cgroup_mounts().get("pids")
+    directory = _find_v1("pids")
     if directory is not None:
         import _thread
 
-        _thread.start_new_thread(_prime, (os.path.normpath(f"{directory}/{_own_cgroups().get('pids', '/')}"),))
+        _thread.start_new_thread(_prime, (directory,))
 
 
 def _prime(directory: str) -> None:
@@ -229,6 +240,7 @@ def plan_limits(
         HostError: strict was asked for, and a limit would not hold for the whole sandbox.
     """
     controllers = base.controllers if base else frozenset()
+    own_pids = _OVERHEAD_PIDS + host_writable  # whoever refreshes a guarded mount counts, too
     enforced = {
         "timeout": "tree",
         "memory": "tree" if "memory" in controllers else "sampled",
@@ -250,18 +262,17 @@ def plan_limits(
     if "cpu" not in controllers and limits.cpus < len(cpus):
         affinity = ",".join(str(cpu) for cpu in cpus[: max(1, round(limits.cpus))])
     return LimitPlan(
-        cgroups=_control_files(limits, base, token) if base else (),
-        rlimits=_rlimits(limits, controllers),
+        cgroups=_control_files(limits, base, token, limits.pids + own_pids) if base else (),
+        rlimits=_rlimits(limits, controllers, own_pids),
         affinity=affinity,
         enforced=tuple(enforced.items()),
     )
 
 
 def _control_files(
-    limits: Limits, base: CgroupBase, token: str
+    limits: Limits, base: CgroupBase, token: str, pids: int
 ) -> tuple[tuple[HostPath, tuple[tuple[str, str], ...]], ...]:
     quota = max(1000, int(limits.cpus * _CPU_PERIOD_US))
-    pids = limits.pids + _OVERHEAD_PIDS
     if base.version == 2:
         directory = HostPath(f"{base.directories[0][1]}/hutch-{token}")
         files = [
@@ -288,7 +299,7 @@ def _control_files(
     )
 
 
-def _rlimits(limits: Limits, controllers: frozenset[str]) -> str:
+def _rlimits(limits: Limits, controllers: frozenset[str], own_pids: int) -> str:
     values = {
         _NOFILE: limits.open_files,
         _CORE: 1,  # 0 would still start a program that the host pipes cores to; 1 is too small for a file
@@ -298,7 +309,7 @@ def _rlimits(limits: Limits, controllers: frozenset[str]) -> str:
         _NICE: 0,
         _RTPRIO: 0,
         # Where a cgroup counts, this one stays above it: refused forks must show in the cgroup's counter.
-        _NPROC: limits.pids + (64 if "pids" in controllers else _OVERHEAD_PIDS),
+        _NPROC: limits.pids + (64 if "pids" in controllers else own_pids),
     }
     if limits.timeout_seconds is not None:
         values[_CPU] = int(limits.timeout_seconds * max(1.0, limits.cpus)) + 5
