@@ -50,7 +50,7 @@ def prepare(spec: Spec, code: str) -> Prepared:
         for index, mount in enumerate(checked)
     )
     paths = [path for mount in checked for path in (mount.host_path, mount.work_directory) if path]
-    machine = jail.inspect_host(token, spec.policy.network, [*paths, *(bind.host_path for bind in rootfs.binds)])
+    machine = jail.inspect_host(token, spec.policy.network, rootfs, paths)
     return Prepared(plan=jail.plan(spec, rootfs, checked, machine, code), warden=machine.warden)
 
 

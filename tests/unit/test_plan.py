@@ -31,7 +31,7 @@ USER = jail.Host(
     token="1-2-abc",
     stage=HostPath("/mnt"),
 )
-ROOT = USER.replace(uid=0, gid=0)
+ROOT = USER.replace(uid=0, gid=0, hidden=(HostPath("/opt/python"),))
 ROOTFS = Rootfs(
     source=Source.HOST,
     binds=(
@@ -262,9 +262,15 @@ def test_root_shows_what_only_root_can_reach_through_the_stage() -> None:
     assert plan(USER).bwrap.count("/opt/python") == 2
 
 
+def test_root_stages_nothing_where_all_is_open() -> None:
+    done = names(plan(ROOT.replace(hidden=())))
+    assert {"stage", "clone"} & set(done) == set()
+    assert "drop" in done
+
+
 def test_root_runs_a_bubblewrap_of_its_own_home_from_the_stage() -> None:
     inside = Bwrap(path=HostPath("/root/v/b/_bin/bwrap"), version=(0, 12, 0), root=HostPath("/root/v"))
-    planned = plan(ROOT.replace(bwrap=inside))
+    planned = plan(ROOT.replace(bwrap=inside, hidden=(inside.root,)))
     assert planned.bwrap[0] == "/mnt/bwrap/b/_bin/bwrap"
     assert any(operation[0] == "pin" and operation[2] == "/root/v" for operation in planned.operations)
     assert plan(USER.replace(bwrap=inside)).bwrap[0] == inside.path

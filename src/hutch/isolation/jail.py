@@ -7,6 +7,7 @@ order of the steps matters more than it seems to; each group below says why it s
 from __future__ import annotations
 
 import os
+import stat
 
 from ..errors import HostError, StartError
 from ..model import GuestPath, HostPath, Network, Plan, Rootfs, Spec, Value
@@ -34,7 +35,6 @@ INIT = GuestPath("/run/hutch/init")
 _BUNDLE = GuestPath("/run/hutch/ca-bundle.crt")
 _SHM_BYTES = 64 * 1024 * 1024
 _STAGES = ("/mnt", "/srv", "/media", "/opt", "/tmp")
-_WORLD_READABLE = ("/usr/", "/etc/", "/bin/", "/lib", "/sbin/")
 
 
 class Host(Value):
@@ -51,6 +51,8 @@ class Host(Value):
     token: str
     stage: HostPath
     """A directory that the warden covers, in a mount namespace of its own, to assemble mounts in."""
+    hidden: tuple[HostPath, ...] = ()
+    """Of what every sandbox needs, that which only we can reach, such as what lies in root's home."""
     addresses: tuple[str, ...] = ()
     """The host's own, for a sandbox that can reach others."""
     bundle: HostPath | None = None
@@ -78,12 +80,13 @@ def find_warden(machine: str) -> HostPath:
     return HostPath(path)
 
 
-def inspect_host(token: str, wanted: Network, paths: Iterable[str] = ()) -> Host:
+def inspect_host(token: str, wanted: Network, rootfs: Rootfs, paths: Iterable[str] = ()) -> Host:
     """Look at this machine.
 
     Args:
         token: the name of this run.
         wanted: what network the sandbox is to have.
+        rootfs: what it is made of.
         paths: what will be mounted, and must not be covered by the stage.
 
     Raises:
@@ -97,8 +100,10 @@ def inspect_host(token: str, wanted: Network, paths: Iterable[str] = ()) -> Host
                 resolver = file.read(65536).replace("\0", "")
         except OSError:
             resolver = ""
+    bwrap = require_bwrap()
+    needed = [bwrap.root, *(bind.host_path for bind in rootfs.binds)]
     return Host(
-        bwrap=require_bwrap(),
+        bwrap=bwrap,
         warden=find_warden(machine),
         machine=machine,
         uid=os.geteuid(),
@@ -106,11 +111,23 @@ def inspect_host(token: str, wanted: Network, paths: Iterable[str] = ()) -> Host
         cgroups=limits.find_cgroup_base(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         token=token,
-        stage=_find_stage(tuple(paths)),
+        stage=_find_stage((*paths, *needed)),
+        hidden=tuple(path for path in needed if not _is_open_to_all(path)),
         addresses=network.host_addresses() if wanted is Network.FULL else (),
         bundle=network.find_bundle() if wanted is not Network.OFF else None,
         resolver=resolver,
     )
+
+
+def _is_open_to_all(path: str) -> bool:
+    """Whether any uid can reach a path."""
+    while True:
+        mode = os.stat(path).st_mode
+        if not mode & stat.S_IXOTH:
+            return False
+        if path == "/":
+            return True
+        path = os.path.dirname(path)
 
 
 def _find_stage(paths: tuple[str, ...]) -> HostPath:
@@ -177,7 +194,7 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         strict=policy.strict_limits,
         host_writable=host_writable,
     )
-    staged = host.is_root or any(mount.guarded for mount in mounts)
+    staged = any(mount.guarded for mount in mounts) or (host.is_root and bool(mounts or host.hidden))
     draft = _Draft()
     if policy.limits.timeout_seconds is not None:
         # hutch keeps the time itself. The warden does so a little later, should hutch be stopped or stuck.
@@ -305,7 +322,7 @@ def _unshare(draft: _Draft, host: Host, wanted: Network, *, staged: bool) -> Non
 def _stage(draft: _Draft, host: Host) -> str:
     """Cover the stage and return where bubblewrap is found there: a dropped uid cannot reach into root's home."""
     root = host.bwrap.root
-    if not host.is_root or root.startswith(_WORLD_READABLE):
+    if not host.is_root or root not in host.hidden:
         draft.do("stage", host.stage, "size=16m,mode=755")
         return host.bwrap.path
     pin = draft.new_fd(keep=False)
@@ -324,7 +341,7 @@ def _target(draft: _Draft, path: str, *, directory: bool) -> None:
 def _binds(draft: _Draft, rootfs: Rootfs, host: Host) -> None:
     for index, bind in enumerate(rootfs.binds):
         source: str = bind.host_path
-        if host.is_root and not f"{source}/".startswith(_WORLD_READABLE):
+        if host.is_root and source in host.hidden:
             pin = draft.new_fd(keep=False)
             source = f"{host.stage}/root{index}"
             draft.do("pin", pin, bind.host_path, "-", "-")
