@@ -15,7 +15,7 @@ import pytest
 import hutch
 from hutch import config, errors, process, sandbox, spec
 from hutch.cli import build_parser, run
-from hutch.engine import supervisor
+from hutch.engine import diagnosis, supervisor
 from hutch.errors import CommandError, HostError, HutchError, SpecError, StartError
 from hutch.isolation import bwrap, jail, limits, mounts, network, seccomp
 from hutch.model import Environment, HostPath, Limits, Mount, Outcome, Plan, Result
@@ -109,7 +109,7 @@ def refused_namespaces(sysctl: str, value: str) -> Callable[[Scene], Any]:
                 return io.StringIO(f"{value}\n")
             raise FileNotFoundError(path)
 
-        scene.patch.setattr(supervisor, "open", fake_open, raising=False)
+        scene.patch.setattr(diagnosis, "open", fake_open, raising=False)
         reports("error unshare 1 user\\n")(scene)
 
     return provoke

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hutch import process
 from hutch.errors import HostError
-from hutch.isolation.limits import tree_pids
+from hutch.isolation.usage import tree_pids
 
 SH = "/bin/sh"
 CAP = process._OUTPUT_CAP

@@ -59,6 +59,7 @@ RUN_MODULES = VERSION_MODULES | {
     "hutch.isolation.mounts",
     "hutch.isolation.network",
     "hutch.isolation.seccomp",
+    "hutch.isolation.usage",
     "hutch.model",
     "hutch.process",
     "hutch.sandbox",

@@ -13,7 +13,7 @@ import pytest
 from hutch.engine import supervisor
 from hutch.engine.supervisor import Streams
 from hutch.errors import HostError
-from hutch.isolation.limits import tree_pids
+from hutch.isolation.usage import tree_pids
 from hutch.model import HostPath, Limits, Outcome, Plan, Result
 
 PLAN = Plan(

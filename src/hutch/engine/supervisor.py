@@ -12,8 +12,8 @@ import signal
 import time
 
 from .. import process
-from ..errors import HostError, HutchError, SpecError, StartError
-from ..isolation import jail, limits, network
+from ..errors import HutchError
+from ..isolation import jail, limits, network, usage
 from ..model import Outcome, Plan, Result, Value
 from . import state
 from .output import READ_BYTES, Sink, Stream
@@ -331,7 +331,9 @@ class _Run:
         if self.verdict is None and ("started" not in words or "error" in words):
             raise self._start_error(words.get("error"))
         if "exec" in words:
-            raise _exec_error(self.plan, int(words["exec"][1]))
+            from . import diagnosis
+
+            raise diagnosis.explain_exec(self.plan, int(words["exec"][1]))
         exit_code, signal_name = _ending(words.get("exit"))
         hit = tuple(sorted(self.evidence | ({self.verdict.value} if self.verdict else set())))
         outcome = self.verdict or self._judge(exit_code, signal_name, hit)
@@ -367,11 +369,13 @@ class _Run:
         return Outcome.FAILED
 
     def _start_error(self, report: list[str] | None) -> HutchError:
+        from . import diagnosis
+
         said = self.captured[1].text().strip()
         if report is not None and len(report) >= 3:
             operation, number, text = report[1], int(report[2]), report[3] if len(report) > 3 else ""
-            return explain_failure(operation, number, text)
-        return explain_failure("bwrap", 0, said)
+            return diagnosis.explain_failure(operation, number, text)
+        return diagnosis.explain_failure("bwrap", 0, said)
 
 
 class _Sampler:
@@ -380,7 +384,7 @@ class _Sampler:
     def __init__(self, run: _Run) -> None:
         self._run = run
         self._memory = dict(run.plan.enforced).get("memory") == "sampled"
-        self._disks = [limits.Disk(path, inside) for path, inside in run.plan.watched]
+        self._disks = [usage.Disk(path, inside) for path, inside in run.plan.watched]
         now = time.monotonic()
         self._next_disk = now + _DISK_SECONDS
         self._next_files = now
@@ -393,17 +397,17 @@ class _Sampler:
             return
         self.next_look = now + (_SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
         bounds = self._run.plan.limits
-        pids = limits.tree_pids(self._run.child_pid)
+        pids = usage.tree_pids(self._run.child_pid)
         if self._memory:
-            used = limits.tree_memory(pids)
+            used = usage.tree_memory(pids)
             if now >= self._next_files:
                 self._next_files = now + _FILES_SECONDS
-                self._file_bytes = limits.temporary_bytes(pids, self._run.plan.temporary)
+                self._file_bytes = usage.temporary_bytes(pids, self._run.plan.temporary)
             if used + self._file_bytes > bounds.memory_bytes:
                 self._run._kill(Outcome.MEMORY)
                 return
         if self._disks and now >= self._next_disk:
-            unnamed = limits.unnamed_files(pids)
+            unnamed = usage.unnamed_files(pids)
             grown = sum(disk.growth(unnamed) for disk in self._disks)
             # A large tree must not take more than a tenth of our time.
             self._next_disk = now + max(_DISK_SECONDS, 10 * (time.monotonic() - now))
@@ -432,105 +436,3 @@ def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)
-
-
-# ---- what a failed start means --------------------------------------------------------------------------------------
-
-
-def _exec_error(plan: Plan, number: int) -> HutchError:
-    program = plan.command[4]
-    return HostError(
-        f"{program} could not be executed in the sandbox ({os.strerror(number)})",
-        code="host.program",
-        details=process.join(plan.command),
-        hint=f"check that {program} runs on the host, and that all its libraries lie in /usr",
-    )
-
-
-_CHANGED = ("bind mount", "source path", "type of source")
-"""What bubblewrap says of a source that was there a moment ago."""
-
-
-def explain_failure(operation: str, number: int, text: str) -> HutchError:
-    """Turn a report of the warden, or what bubblewrap printed, into an error with a remedy."""
-    why = os.strerror(number) if number else ""
-    if operation == "unshare" or (operation == "bwrap" and _is_namespace_refusal(text)):
-        return HostError(
-            f"the kernel refused a user namespace ({why or 'see details'})",
-            code="host.userns",
-            details=text,
-            hint=namespace_hint(),
-        )
-    if operation == "pin" or (operation == "bwrap" and any(phrase in text for phrase in _CHANGED)):
-        return SpecError(
-            f"{text} changed while the sandbox was starting ({why})",
-            code="mount.changed",
-            hint="run it again; if another sandbox writes there, do not mount what it can rename",
-        )
-    if operation == "mask":
-        return SpecError(
-            f"{text} in a writable mount cannot be protected ({why})",
-            code="mount.protect",
-            hint="replace links and special files among protected paths, or mount the directory read-only",
-        )
-    if operation == "idmap-mount":
-        return HostError(
-            f"this filesystem cannot show a mount under another owner ({why})",
-            code="host.idmap",
-            details=text,
-            hint="start hutch as the owner of the directory, move it to ext4, xfs or btrfs, or mount it read-only",
-        )
-    if operation == "overlay":
-        return HostError(
-            f"overlayfs refused the directory of a writable mount ({why})",
-            code="host.overlay",
-            details=text,
-            hint="move the project to ext4, xfs or btrfs, or add --unsafe-unprotected-mounts",
-        )
-    if operation == "cgroup":
-        return HostError(
-            f"the sandbox could not join its cgroup ({why})",
-            code="host.cgroup",
-            details=text,
-            hint="hutch doctor shows which limits this machine can hold",
-        )
-    return StartError(
-        f"the sandbox did not start: {text.splitlines()[-1] if text else why or 'no reason was given'}",
-        code="start.failed",
-        details=f"{operation} {why}\n{text}".strip(),
-        hint="hutch doctor shows which layer is missing; hutch plan shows what was executed",
-    )
-
-
-def _is_namespace_refusal(text: str) -> bool:
-    return any(
-        phrase in text
-        for phrase in (
-            "new namespace",
-            "uid map",
-            "setgroups",
-            "Creating new namespace",
-            "user namespace",
-            "max_user_namespaces",
-        )
-    )
-
-
-def namespace_hint() -> str:
-    """The one command that makes user namespaces work on this machine, as far as can be told."""
-    for path, off, command in (
-        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
-        (
-            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-            "1",
-            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-        ("/proc/sys/user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=15000"),
-    ):
-        try:
-            with open(path, encoding="ascii") as file:
-                if file.read().strip() == off:
-                    return command
-        except OSError:
-            continue
-    return "in a container, start it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
-import sys
 
 from ..errors import HostError
 from ..model import MIB, HostPath, Limits, Value
+from .usage import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def _find_v2(mount: str, own: str) -> CgroupBase | None:
     directory = os.path.normpath(f"{mount}/{given}")
     if not os.access(f"{directory}/cgroup.procs", os.W_OK) or not os.access(directory, os.W_OK):
         return None
-    available = _read(f"{directory}/cgroup.controllers").split()
+    available = read_text(f"{directory}/cgroup.controllers").split()
     wanted = tuple(name for name in _CONTROLLERS if name in available)
     if not set(_CONTROLLERS[:2]) <= set(wanted) or not _can_enable(directory, wanted):
         return None
@@ -104,12 +103,12 @@ def _find_v2(mount: str, own: str) -> CgroupBase | None:
 def _can_enable(directory: str, wanted: Sequence[str]) -> bool:
     """Whether `_enable` would succeed."""
     control = f"{directory}/cgroup.subtree_control"
-    if set(wanted) <= set(_read(control).split()):
+    if set(wanted) <= set(read_text(control).split()):
         return True
-    kind = _read(f"{directory}/cgroup.type").strip()
+    kind = read_text(f"{directory}/cgroup.type").strip()
     if kind not in ("", "domain") or not os.access(control, os.W_OK):
         return False
-    processes = set(_read(f"{directory}/cgroup.procs").split())
+    processes = set(read_text(f"{directory}/cgroup.procs").split())
     # The top of all groups has no type, and may pass controllers on beside any processes. "0" stands for a process
     # outside our pid namespace, which nobody here can move.
     return not kind or ("0" not in processes and (processes <= {str(os.getpid())} or _is_given(directory)))
@@ -130,7 +129,7 @@ def _enable(directory: str, wanted: set[str]) -> None:
     control = f"{directory}/cgroup.subtree_control"
     text = " ".join(f"+{name}" for name in _CONTROLLERS if name in wanted)
     for attempt in range(_EVACUATIONS):
-        if wanted <= set(_read(control).split()):
+        if wanted <= set(read_text(control).split()):
             return
         try:
             _write(control, text)
@@ -144,7 +143,7 @@ def _enable(directory: str, wanted: set[str]) -> None:
 def _evacuate(directory: str) -> None:
     leaf = f"{directory}/{_SUPERVISORS}"
     os.makedirs(leaf, exist_ok=True)
-    for pid in _read(f"{directory}/cgroup.procs").split():
+    for pid in read_text(f"{directory}/cgroup.procs").split():
         try:
             _write(f"{leaf}/cgroup.procs", pid)
         except ProcessLookupError:
@@ -153,7 +152,7 @@ def _evacuate(directory: str) -> None:
 
 def _own_cgroups() -> dict[str, str]:
     groups = {}
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in read_text("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             groups[controller] = path
@@ -163,7 +162,7 @@ def _own_cgroups() -> dict[str, str]:
 def _cgroup_mounts() -> dict[str, str]:
     """By controller, what is mounted and where, as TOP:TARGET; "" is version 2, of which the target alone matters."""
     mounts = {}
-    for line in _read("/proc/self/mountinfo").splitlines():
+    for line in read_text("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         words = right.split(" ")
         if words[0] == "cgroup2":
@@ -182,14 +181,6 @@ def cgroup_roots() -> list[str]:
     """Every directory in which a cgroup of ours may lie."""
     base = find_cgroup_base()
     return sorted({directory for _, directory in base.directories}) if base else []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _write(path: str, text: str) -> None:
@@ -380,173 +371,8 @@ def read_evidence(cgroups: Sequence[HostPath]) -> tuple[str, ...]:
 
 
 def _counter(path: str, name: str) -> int:
-    for line in _read(path).splitlines():
+    for line in read_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
     return 0
-
-
-# ---- sampling -------------------------------------------------------------------------------------------------------
-
-
-_INODE_BYTES = 1024
-"""About what a file costs the kernel, also an empty one in memory."""
-_FILE_BYTES = 8192
-"""What a file on disk counts for at least, so that many small ones are bounded, too."""
-_DISK_ENTRIES = 200_000
-_DISK_DEPTH = 128
-
-
-def tree_pids(pid: int) -> list[int]:
-    """A process and all below it, the farthest last."""
-    found: list[int] = []
-    pending = [pid]
-    while pending:
-        current = pending.pop()
-        found.append(current)
-        for task in _tasks(current):
-            pending += [int(child) for child in _read(f"/proc/{current}/task/{task}/children").split()]
-    return found
-
-
-def tree_memory(pids: Sequence[int]) -> int:
-    """Bytes of memory that processes use."""
-    return sum(_private_memory(pid) for pid in pids)
-
-
-def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
-    """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
-    used = sum(size for name, size in unnamed_files(pids) if name.startswith("/memfd:"))
-    outside = os.stat("/").st_dev
-    for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
-        try:
-            if os.stat(f"/proc/{pid}/root/").st_dev == outside:
-                continue
-            files = [os.statvfs(f"/proc/{pid}/root{path}") for path in temporary]
-        except OSError:
-            continue
-        used += sum((info.f_blocks - info.f_bfree) * info.f_frsize for info in files)
-        used += sum((info.f_files - info.f_ffree) * _INODE_BYTES for info in files)
-        break
-    return used
-
-
-def unnamed_files(pids: Sequence[int]) -> list[tuple[str, int]]:
-    """(last name, bytes) of files that processes hold open and no directory names any more, each once."""
-    found: dict[tuple[int, int], tuple[str, int]] = {}
-    for pid in pids:
-        try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for descriptor in descriptors[:4096]:
-            path = f"/proc/{pid}/fd/{descriptor}"
-            try:
-                info = os.stat(path)
-                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                    found[info.st_dev, info.st_ino] = (os.readlink(path), info.st_blocks * 512)
-            except OSError:
-                continue
-    return list(found.values())
-
-
-class Disk:
-    """How much a directory of the host grows while a sandbox can write to it."""
-
-    def __init__(self, path: str, guest_path: str) -> None:
-        self._path = path
-        self._guest_path = guest_path
-        self._start = tree_disk(path)
-        self._free = self._available()
-
-    def growth(self, unnamed: Sequence[tuple[str, int]]) -> int:
-        """Bytes that it grew by, with files that have no name any more."""
-        hidden = sum(size for name, size in unnamed if name.startswith(f"{self._guest_path}/"))
-        if self._start is None:
-            # Too large to be walked again and again. What the filesystem lost is all that can be told.
-            return self._free - self._available()
-        used = tree_disk(self._path)
-        if used is None:
-            return sys.maxsize  # it was walkable before
-        return used - self._start + hidden
-
-    def _available(self) -> int:
-        info = os.statvfs(self._path)
-        return info.f_bavail * info.f_frsize
-
-
-def tree_disk(path: str) -> int | None:
-    """Bytes that the files below a directory occupy, or None if it is too large or too deep to be walked.
-
-    By descriptor: a directory that is swapped for a link meanwhile leads nowhere else, and no path is too long.
-    """
-    total = 0
-    left = _DISK_ENTRIES
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        open_directories = [os.open(path, flags)]
-    except OSError:
-        return 0
-    entries = [_list_directory(open_directories[0])]
-    try:
-        while open_directories:
-            if not entries[-1]:
-                entries.pop()
-                os.close(open_directories.pop())
-                continue
-            name, size = entries[-1].pop()
-            total += max(size, _FILE_BYTES)
-            left -= 1
-            if left < 0 or len(open_directories) > _DISK_DEPTH:
-                return None
-            if name is not None:
-                try:
-                    open_directories.append(os.open(name, flags, dir_fd=open_directories[-1]))
-                except OSError:
-                    continue
-                entries.append(_list_directory(open_directories[-1]))
-    finally:
-        for fd in open_directories:
-            os.close(fd)
-    return total
-
-
-def _list_directory(fd: int) -> list[tuple[str | None, int]]:
-    """(name if it is a directory, bytes) of each entry; what vanishes meanwhile is left out."""
-    found: list[tuple[str | None, int]] = []
-    try:
-        with os.scandir(fd) as listing:
-            for entry in listing:
-                try:
-                    info = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                found.append((entry.name if stat.S_ISDIR(info.st_mode) else None, info.st_blocks * 512))
-                if len(found) > _DISK_ENTRIES:
-                    break
-    except OSError:
-        return found
-    return found
-
-
-def _tasks(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-
-
-def _private_memory(pid: int) -> int:
-    own = 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
-            own += int(line.split()[1]) * 1024
-    if own > 32 * MIB:  # forked workers share most of their pages; ask for the exact share where it matters
-        share = sum(
-            int(line.split()[1]) * 1024
-            for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()
-            if line.startswith(("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
-        )
-        return share or own
-    return own

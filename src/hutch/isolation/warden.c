@@ -362,18 +362,26 @@ static void unshare(const char *list)
         check("unshare", CALL(mount, 0, "/", 0, MS_REC | MS_PRIVATE, 0), "make / private");
 }
 
+/* Whether a file is the one that was looked at before: device as "major:minor", inode as a number or "-" for any. */
+static int is_same_file(long fd, const char *device, const char *inode)
+{
+    struct statx now;
+    if (CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &now) < 0)
+        return 0;
+    if (*device != '-') {
+        ulong major = number(&device);
+        device += *device == ':';
+        if (now.stx_dev_major != major || now.stx_dev_minor != parse(device))
+            return 0;
+    }
+    return *inode == '-' || now.stx_ino == parse(inode);
+}
+
 /* Opens a path without following any link, and only if it is still the file that was checked. */
 static long open_pinned(const char *path, const char *device, const char *inode, ulong flags)
 {
-    struct statx now;
-    ulong major = parse(device), minor = 0;
     long fd = check("pin", open_beneath(AT_FDCWD, path, flags, RESOLVE_NO_SYMLINKS), path);
-    check("pin", CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &now), path);
-    while (*device && *device != ':')
-        device++;
-    if (*device)
-        minor = parse(device + 1);
-    if (*inode != '-' && (now.stx_ino != parse(inode) || now.stx_dev_major != major || now.stx_dev_minor != minor))
+    if (!is_same_file(fd, device, inode))
         fail("pin", ESTALE, path);
     return fd;
 }
@@ -732,18 +740,8 @@ static void scrub_one(long fd)
 static void scrub(const char *path, const char *device, const char *inode)
 {
     char buffer[8192];
-    struct statx now;
-    ulong major = parse(device), minor = 0;
     long n, fd = open_beneath(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, RESOLVE_NO_SYMLINKS);
-    if (fd < 0 || CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &now) < 0)
-        return;
-    while (*device && *device != ':')
-        device++;
-    if (*device)
-        minor = parse(device + 1);
-    if (*inode != '-' && now.stx_ino != parse(inode))
-        return;
-    if (now.stx_dev_major != major || now.stx_dev_minor != minor)
+    if (fd < 0 || !is_same_file(fd, device, inode))
         return;
     scrub_one(fd);
     while ((n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
