@@ -288,6 +288,7 @@ TABLE = [
     Row("host.idmap", HostError, reports("error idmap-mount 22 x\\n"), "ext4"),
     Row("host.overlay", HostError, reports("error overlay 22 x\\n"), "--unsafe-unprotected-mounts"),
     Row("host.cgroup", HostError, reports("error cgroup 2 x\\n"), "hutch doctor"),
+    Row("host.drop", HostError, reports("error drop 1 setgroups\\n"), "ordinary user"),
     Row("host.cgroup", HostError, lambda _: limits.make_cgroups([(HostPath("/nonexistent/a"), ())]), "hutch doctor"),
     Row("host.limits", HostError, strict_without_cgroup, "systemd-run"),
     Row("host.userns", HostError, refused_namespaces("unprivileged_userns_clone", "0"), "unprivileged_userns_clone=1"),

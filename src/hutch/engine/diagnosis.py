@@ -60,6 +60,13 @@ def explain_failure(operation: str, number: int, text: str) -> HutchError:
             details=text,
             hint="move the project to ext4, xfs or btrfs, or add --unsafe-unprotected-mounts",
         )
+    if operation == "drop":
+        return HostError(
+            f"this root cannot become an unprivileged user, as which the sandbox must run ({why})",
+            code="host.drop",
+            details=f"{text}: a user namespace that maps uid 0 alone looks like this",
+            hint="start hutch as an ordinary user, or map uid 65534 into the user namespace",
+        )
     if operation == "cgroup":
         return HostError(
             f"the sandbox could not join its cgroup ({why})",
