@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 
 STEPS = [
@@ -26,7 +27,7 @@ STEPS = [
 def main(program: str) -> int:
     """Run every step; fail when one could not be shown."""
     for title, words in STEPS:
-        print(f"\n== {title}\n$ hutch {' '.join(repr(w) if ' ' in w else w for w in words)}", flush=True)
+        print(f"\n== {title}\n$ hutch {shlex.join(words)}", flush=True)
         status = os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, program, ["hutch", *words]) << 8)
         print(f"[exit code {status}]", flush=True)
         if status not in (0, 137) or (status == 137) != ("--memory" in words):

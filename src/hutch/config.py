@@ -43,6 +43,18 @@ def private_directories() -> tuple[str, ...]:
     return (data_directory(), cache_directory(), f"{config}/hutch")
 
 
+def can_keep() -> bool:
+    """Whether there is a place for what is kept between runs. A home that does not exist is not made."""
+    return "HUTCH_CACHE_DIR" in os.environ or os.path.isdir(os.path.expanduser("~"))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -69,11 +81,11 @@ def find_settings(chosen: str | None) -> Settings:
     """
     named = chosen or os.environ.get("HUTCH_CONFIG")
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    path = os.path.abspath(os.path.expanduser(named)) if named else f"{base}/hutch/hutch.toml"
+    path = os.path.join(_here(), os.path.expanduser(named)) if named else f"{base}/hutch/hutch.toml"
     try:
         with open(path, "rb") as file:
             text = file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if named:
             raise SpecError(
                 f"{path}: no such configuration file", code="config.missing", hint="correct --config or HUTCH_CONFIG"
@@ -81,7 +93,9 @@ def find_settings(chosen: str | None) -> Settings:
         return Settings(path=None, defaults={}, environments={})
     except OSError as error:
         raise SpecError(
-            f"{path} cannot be read ({error.strerror})", code="config.unreadable", hint=f"make {path} readable"
+            f"the settings {path} cannot be read ({error.strerror})",
+            code="config.unreadable",
+            hint=f"make {path} readable, or set HOME to your own home",
         ) from error
     return parse_settings(text, path)
 

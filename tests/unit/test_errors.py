@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import hutch
-from hutch import config, errors, process, sandbox, spec
+from hutch import cli, config, errors, process, sandbox, spec
 from hutch.cli import build_parser, run
 from hutch.engine import diagnosis, supervisor
-from hutch.errors import CommandError, HostError, HutchError, SpecError, StartError
+from hutch.errors import CommandError, HostError, HutchError, SandboxError, SpecError, StartError
 from hutch.isolation import bwrap, jail, limits, mounts, network, seccomp
 from hutch.model import Environment, HostPath, Limits, Mount, Outcome, Plan, Result
 from hutch.sources import host
@@ -193,10 +193,27 @@ def protected_twin(scene: Scene) -> Path:
 
 def from_standard_input(data: bytes) -> Callable[[Scene], Any]:
     def provoke(scene: Scene) -> None:
-        scene.patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        real = open
+
+        def fake_open(path: str | int, *arguments: Any, **options: Any) -> Any:
+            return io.BytesIO(data) if path == 0 else real(path, *arguments, **options)
+
+        scene.patch.setattr(run, "open", fake_open, raising=False)
         flags("-")(scene)
 
     return provoke
+
+
+def onto_a_full_disk(scene: Scene) -> None:
+    script = "echo x\nstatus=$(tr '\\0' '\\n' < /proc/self/fd/$2 | sed -n 2p)\n"
+    script += "printf 'started 0\\nexit 0\\nended 0\\n' > /proc/self/fd/$status\n"
+    plan = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "/usr/bin/python3", "x"))
+    with open("/dev/full", "wb") as full:
+        supervisor.run(plan, HostPath(scene.program("warden", script)), supervisor.Streams(stdout_fd=full.fileno()))
+
+
+def a_fault_of_our_own(_scene: Scene) -> None:
+    raise cli._own_fault(ZeroDivisionError("x"))
 
 
 def at_a_terminal(scene: Scene) -> None:
@@ -277,7 +294,7 @@ TABLE = [
     Row("mount.system", SpecError, shows(lambda _: os.path.realpath("/run")), "the one directory you need"),
     Row("mount.whole-machine", SpecError, shows("/"), "the one directory you need"),
     Row("mount.home", SpecError, shows(home, writable=True), "--unsafe-writable-home"),
-    Row("mount.private", SpecError, shows(Scene.project, writable=True, private="itself"), "another directory"),
+    Row("mount.private", SpecError, shows(Scene.project, writable=True, private="itself"), "HUTCH_DATA_DIR"),
     Row("mount.protected-symlink", SpecError, shows(protected_link, writable=True), "read-only"),
     Row("mount.protected-hardlink", SpecError, shows(protected_twin, writable=True), ".envrc.new"),
     Row("mount.changed", SpecError, reports("error pin 40 /a/b\\n"), "run it again"),
@@ -297,6 +314,8 @@ TABLE = [
     Row("host.userns", HostError, refused_namespaces("nothing is switched off", ""), "--security-opt"),
     Row("host.userns", HostError, reports("", stderr="bwrap: setting up uid map: Permission denied"), "s"),
     Row("host.microvm", HostError, asks({"backend": "microvm"}), 'backend = "jail"'),
+    Row("host.output", HostError, onto_a_full_disk, "make room"),
+    Row("hutch.fault", SandboxError, a_fault_of_our_own, "hutch doctor --json"),
     Row("host.exec", HostError, lambda _: process.run(["/nonexistent/x"]), "/nonexistent/x exists"),
     Row("host.program", HostError, without_programs, "apt install nodejs"),
     Row("host.program", HostError, reports("started 0\\nexec 2\\nexit 32512\\n"), "/usr/bin/python3 runs on the host"),
@@ -375,6 +394,7 @@ def test_every_code_is_a_slug_that_says_who_must_act() -> None:
         HostError: {"host"},
         StartError: {"start"},
         CommandError: {"command"},
+        SandboxError: ("hutch",),
     }
     for row in TABLE:
         family, dot, slug = row.code.partition(".")

@@ -5,10 +5,11 @@ Exit codes: the program's own; 124 timeout; 137 killed by a limit; 2 bad request
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
-from ..errors import HutchError, SpecError
+from ..errors import HutchError, SandboxError, SpecError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     _require_standard_streams()
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except HutchError as error:
         return print_error(error, as_json=as_json)
     except BrokenPipeError:
@@ -59,9 +62,26 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001 - the last door: whatever comes here is a fault of ours
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written at exit, either
+        return print_error(_own_fault(error), as_json=False)
+
+
+def _own_fault(error: Exception) -> HutchError:
+    import traceback
+
+    return SandboxError(
+        f"hutch itself failed ({type(error).__name__}: {error})",
+        code="hutch.fault",
+        details="".join(traceback.format_exception(error)).strip(),
+        hint="please report this, with the output of hutch doctor --json",
+    )
 
 
 def _dispatch(words: list[str]) -> int:
+    if len(words) == 2 and words[0] == "help" and words[1] in VERBS:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         verbs = "\n".join(f"  {verb:<12} {line}" for verb, (_, line) in VERBS.items())
         print(_HELP.format(verbs=verbs), end="")
@@ -72,6 +92,8 @@ def _dispatch(words: list[str]) -> int:
         print(f"hutch {__version__}")
         return 0
     verb = words[0]
+    if verb.startswith("-"):
+        raise SpecError(f"hutch: {verb} stands before the verb", code="cli.usage", hint=f"hutch run {verb} ...")
     if verb not in VERBS:
         from ..spec import unknown_word
 
@@ -79,9 +101,34 @@ def _dispatch(words: list[str]) -> int:
     import signal
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it hands that on
-    options = build_parser(verb).parse_args(words[1:])
+    parser = build_parser(verb)
+    options, more = parser.parse_known_args(words[1:])
+    if more:
+        raise _too_much(parser, verb, more)
     code: int = _module(verb).main(options)
     return code
+
+
+def _too_much(parser: argparse.ArgumentParser, verb: str, more: list[str]) -> SpecError:
+    """The error for words that the verb does not know: a misspelt flag, or a program without quotes."""
+    from ..spec import find_nearest
+
+    known = [option for action in parser._actions for option in action.option_strings]
+    flag = more[0].partition("=")[0]
+    nearest = find_nearest(flag, known) if flag.startswith("--") else None
+    if nearest:
+        return SpecError(
+            f'hutch {verb}: unknown flag {flag}; did you mean "{nearest}"?',
+            code="cli.usage",
+            hint=f"hutch {verb} --help",
+        )
+    return SpecError(
+        f"hutch {verb}: too many words: {' '.join(more)[:200]}",
+        code="cli.usage",
+        hint="a program is one argument: hutch run -e shell 'ls -la'; a file is run with: hutch run -f job.py"
+        if verb in ("run", "plan")
+        else f"hutch {verb} --help",
+    )
 
 
 def _module(verb: str) -> Any:

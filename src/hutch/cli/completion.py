@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
 _VALUES = {"-e": " ".join(PRESETS), "--environment": " ".join(PRESETS), "--network": "off full host"}
+_FILES = ("-f", "--file", "--config", "--project", "--workspace", "--mount")
 
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     parser.description = "Print the completion script for a shell."
     parser.epilog = (
         "examples:\n"
+        "  mkdir -p ~/.local/share/bash-completion/completions\n"
         "  hutch completion bash > ~/.local/share/bash-completion/completions/hutch\n"
         "  hutch completion zsh > ~/.zfunc/_hutch\n"
         "  hutch completion fish > ~/.config/fish/completions/hutch.fish\n"
@@ -32,16 +34,24 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _options(verb: str) -> list[tuple[str, str]]:
-    """(option, help) of a verb."""
+    """(option, help) of a verb; hidden ones are left out."""
     found = []
     for action in build_parser(verb)._actions:
-        found += [(option, action.help or "") for option in action.option_strings]
+        if action.help != "==SUPPRESS==":
+            found += [(option, action.help or "") for option in action.option_strings]
     return found
 
 
+def _words(verb: str) -> str:
+    """What may follow a verb: its options, and the words it chooses from."""
+    choices = [choice for action in build_parser(verb)._actions for choice in action.choices or ()]
+    return " ".join([*choices, *(option for option, _ in _options(verb))])
+
+
 def _bash() -> str:
-    cases = "\n".join(f"    {verb}) words='{' '.join(option for option, _ in _options(verb))}' ;;" for verb in VERBS)
+    cases = "\n".join(f"    {verb}) words='{_words(verb)}' ;;" for verb in VERBS)
     values = "\n".join(f"    {option}) words='{words}' ;;" for option, words in _VALUES.items())
+    values += f"\n    {'|'.join(_FILES)}) words='' ;;"
     return f"""\
 _hutch() {{
   local words='' current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -64,7 +74,7 @@ complete -o filenames -F _hutch hutch
 
 def _zsh() -> str:
     verbs = "\n".join(f"    {quote(f'{verb}:{line}')}" for verb, (_, line) in VERBS.items())
-    cases = "\n".join(f"    {verb}) compadd -- {' '.join(option for option, _ in _options(verb))} ;;" for verb in VERBS)
+    cases = "\n".join(f"    {verb}) compadd -- {_words(verb)} ;;" for verb in VERBS)
     values = "\n".join(f"    {option}) compadd -- {words}; return ;;" for option, words in _VALUES.items())
     return f"""\
 #compdef hutch

@@ -53,8 +53,17 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"holds": holds, "layers": [dict(finding.__dict__) for finding in findings]})
     else:
-        print("\nisolation holds on this machine" if holds else "\nisolation does NOT hold; see the fixes above")
+        print(f"\n{_verdict(findings)}")
     return 0 if holds else EXIT_FAILED
+
+
+def _verdict(findings: list[Finding]) -> str:
+    failed = [finding.layer for finding in findings if finding.status == FAILED]
+    if not failed:
+        return "isolation holds on this machine"
+    if all(layer.startswith("limit: ") for layer in failed):
+        return "isolation holds; these limits are weaker than --strict asks for: " + ", ".join(failed)
+    return "isolation does NOT hold; see the fixes above"
 
 
 def _print(finding: Finding) -> None:

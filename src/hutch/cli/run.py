@@ -7,7 +7,7 @@ import signal
 import sys
 
 from .. import sandbox
-from ..config import cache_directory, find_settings
+from ..config import cache_directory, can_keep, find_settings
 from ..engine import state, supervisor
 from ..errors import SpecError
 from ..isolation import jail
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add("code", metavar="CODE", nargs="?", help="the program; - reads it from standard input")
     add("-e", "--environment", metavar="NAME", help="python (default), shell, node, or one of your configuration")
     add("-f", "--file", metavar="FILE", help="read the program from a file")
-    add("-s", "--session", metavar="NAME", help="a sandbox that lives between runs (not available yet)")
+    add("-s", "--session", metavar="NAME", help="==SUPPRESS==")  # a sandbox that lives between runs; not there yet
     add("--timeout", metavar="S", help="seconds of wall time, or none (default 30)")
     add("--memory", metavar="SIZE", help="memory of the whole sandbox: 512, 512M, 2G (default 512M)")
     add("--pids", metavar="N", type=int, help="processes and threads (default 128)")
@@ -81,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def main(options: argparse.Namespace) -> int:
     """Carry out either verb."""
     code = _code(options)
+    if not code.strip():
+        raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
     spec = _spec(options)
     if options.verb == "plan":
         return _show(sandbox.prepare(spec, code), as_json=options.json)
@@ -99,6 +101,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result.to_json())
     _say_why(result, spec.policy.limits)
+    if result.outcome is Outcome.FAILED and options.code and os.path.isfile(options.code):
+        print(f"hint: {options.code} is a file here; to run it: hutch run -f {quote(options.code)}", file=sys.stderr)
     state.clear_stale()
     return exit_code(result)
 
@@ -106,7 +110,7 @@ def main(options: argparse.Namespace) -> int:
 def _say_once(plan: Plan) -> None:
     """Tell a person, the first time, that this machine's own software is not the same everywhere."""
     told = f"{cache_directory()}/told-about-host"
-    if plan.source is not Source.HOST or not os.isatty(2) or os.path.exists(told):
+    if plan.source is not Source.HOST or not os.isatty(2) or os.path.exists(told) or not can_keep():
         return
     print(
         "note: this environment is made of this machine's own /usr; another machine has other versions", file=sys.stderr
@@ -137,11 +141,13 @@ def _say_why(result: Result, limits: Limits) -> None:
         if limits.timeout_seconds
         else "",
         Outcome.MEMORY: f"stopped at {limits.memory_bytes // MIB} MiB of memory; --memory changes that",
-        Outcome.PIDS: f"more than {limits.pids} processes were refused; --pids changes that",
+        Outcome.PIDS: f"processes past the limit of {limits.pids} were refused; --pids changes that",
         Outcome.DISK: f"stopped: writable mounts grew by {limits.disk_bytes // MIB} MiB; --disk changes that",
         Outcome.OUTPUT: f"stopped after {limits.output_bytes // MIB} MiB of output; --max-output changes that",
         Outcome.KILLED: "the sandbox was killed from outside",
     }.get(result.outcome)
+    if result.outcome is Outcome.FAILED and result.signal:
+        how = f"the program was ended by {result.signal}"
     if how:
         print(f"hutch: {how}", file=sys.stderr)
 
@@ -170,7 +176,8 @@ def _code(options: argparse.Namespace) -> str:
         )
     if options.code is None and options.file is None and os.isatty(0):
         raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
-    return _decode(sys.stdin.buffer.read(sandbox.CODE_BYTES + 1), "standard input")
+    with open(0, "rb", closefd=False) as stream:
+        return _decode(stream.read(sandbox.CODE_BYTES + 1), "standard input")
 
 
 def _decode(data: bytes, where: str) -> str:

@@ -12,7 +12,7 @@ import signal
 import time
 
 from .. import process
-from ..errors import HutchError
+from ..errors import HostError, HutchError
 from ..isolation import jail, limits, network, usage
 from ..model import Outcome, Plan, Result, Value
 from . import state
@@ -250,8 +250,14 @@ class _Run:
             if sink.is_blocked:
                 try:
                     sink.flush_some()
+                except BrokenPipeError:
+                    raise
                 except OSError as error:
-                    raise BrokenPipeError("the reader of our output is gone") from error
+                    raise HostError(
+                        f"the output cannot be written ({error.strerror})",
+                        code="host.output",
+                        hint="make room where the output goes, or send it elsewhere",
+                    ) from error
             if not sink.is_blocked:
                 source = self.fds.get(("stdout", "stderr")[index])
                 if source is not None:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from .. import process
-from ..config import cache_directory
+from ..config import cache_directory, can_keep
 from ..errors import HostError
 from ..model import HostPath, Value
 
@@ -138,6 +138,8 @@ def _recall(question: str) -> str | None:
 def _remember(question: str, answer: str) -> None:
     """Keep an answer. A machine where nothing can be kept is slower, not broken."""
     path = _answer_path(question)
+    if not can_keep():
+        return
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         temporary = f"{path}.{os.getpid()}"

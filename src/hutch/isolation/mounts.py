@@ -97,13 +97,24 @@ def _refuse(mount: Mount, problem: str, hint: str, code: str) -> SpecError:
 
 
 def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> CheckedMount:
-    path = os.path.abspath(os.path.expanduser(mount.host_path))
+    try:
+        path = os.path.abspath(os.path.expanduser(mount.host_path))
+    except FileNotFoundError as error:
+        raise _refuse(
+            mount,
+            "the current directory no longer exists",
+            "cd to an existing directory, or give an absolute path",
+            "mount.missing",
+        ) from error
     try:
         real = os.path.realpath(path)
         info = os.lstat(path)
     except OSError as error:
         raise _refuse(
-            mount, f"{path} cannot be read ({error.strerror})", "name a file or directory that exists", "mount.missing"
+            mount,
+            f"{path} cannot be reached ({error.strerror})",
+            "name a file or directory that exists",
+            "mount.missing",
         ) from error
     if real != path or stat.S_ISLNK(info.st_mode):
         raise _refuse(
@@ -114,6 +125,8 @@ def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -
         )
     if not (stat.S_ISDIR(info.st_mode) or stat.S_ISREG(info.st_mode)):
         raise _refuse(mount, "neither a directory nor a regular file", "mount the directory around it", "mount.kind")
+    if mount.guest_path in ("/workspace", "/project") and not stat.S_ISDIR(info.st_mode):
+        raise _refuse(mount, f"{path} is a file", f"for one file: --mount {path}:/data/NAME", "mount.kind")
     _refuse_sensitive(mount, path, unsafe, private)
     checked = CheckedMount(
         host_path=HostPath(path),
@@ -155,10 +168,14 @@ def _refuse_sensitive(mount: Mount, path: str, unsafe: tuple[Unsafe, ...], priva
                 "mount a project directory, or add --unsafe-writable-home",
                 "mount.home",
             )
-    own = [os.path.realpath(directory) for directory in private]
-    around = Unsafe.WRITABLE_HOME not in unsafe
-    if mount.writable and any(covers(there, path) or (around and covers(path, there)) for there in own):
-        raise _refuse(mount, "hutch's own files must stay out of reach", "mount another directory", "mount.private")
+    for directory in map(os.path.realpath, private if mount.writable else ()):
+        if covers(directory, path) or covers(path, directory):
+            raise _refuse(
+                mount,
+                f"hutch's own files must stay out of reach, and {directory} is one of their places",
+                "mount a project directory, or set HUTCH_DATA_DIR, HUTCH_CACHE_DIR and XDG_CONFIG_HOME to other places",
+                "mount.private",
+            )
 
 
 # ---- protected paths ------------------------------------------------------------------------------------------------
