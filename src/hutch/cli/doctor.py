@@ -6,7 +6,7 @@ import os
 import sys
 
 from .. import sandbox
-from ..config import data_directory
+from ..config import data_directory, find_settings
 from ..engine import state, supervisor
 from ..errors import HutchError
 from ..isolation import bwrap, jail, limits, network
@@ -82,6 +82,7 @@ def examine(*, strict: bool) -> Iterator[Finding]:
     yield from _network()
     yield from _protected_paths()
     yield from _environments()
+    yield from _settings()
     yield from _leftovers()
 
 
@@ -180,15 +181,15 @@ def _protected_paths() -> Iterator[Finding]:
     import shutil
     import tempfile
 
-    directory = data_directory()
-    try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        parent = os.path.dirname(os.path.realpath(directory))
-        project = tempfile.mkdtemp(prefix=".hutch-doctor-", dir=parent)
-    except OSError as error:
-        yield Finding(
-            layer="protected paths", status=WARNING, found=f"not tried: {error}", fix=f"make {directory} writable"
-        )
+    project = None
+    for place in (os.path.dirname(os.path.realpath(data_directory())), "/var/tmp", "/tmp"):
+        try:
+            project = tempfile.mkdtemp(prefix=".hutch-doctor-", dir=place)
+            break
+        except OSError:
+            continue
+    if project is None:
+        yield Finding(layer="protected paths", status=WARNING, found="not tried", fix="make /var/tmp writable")
         return
     try:
         result = _run("touch ok; echo x > .git/hooks; mkdir -p .claude/a; true", workspace=project)
@@ -215,6 +216,17 @@ def _environments() -> Iterator[Finding]:
             yield _failure(f"env: {name}", error, WARNING)
         else:
             yield Finding(layer=f"env: {name}", status=OK, found=f"{rootfs.interpreter[0]} of this machine")
+
+
+def _settings() -> Iterator[Finding]:
+    try:
+        settings = find_settings(None)
+        for name in {*PRESETS, *settings.environments}:
+            parse(settings.request(name), settings.path or "")
+    except HutchError as error:
+        yield _failure("settings", error, WARNING)
+    else:
+        yield Finding(layer="settings", status=OK, found=settings.path or "none, defaults are used")
 
 
 def _leftovers() -> Iterator[Finding]:

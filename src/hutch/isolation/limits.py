@@ -243,11 +243,16 @@ def plan_limits(
     }
     weak = [name for name, how in enforced.items() if how != "tree"]
     if strict and weak:
+        remedies = []
+        if host_writable:
+            remedies.append("mount nothing writable")
+        if set(weak) - {"disk"}:
+            remedies.append("use a delegated group: systemd-run --user --scope -p Delegate=yes hutch ...")
         raise HostError(
             f"strict limits: {', '.join(weak)} cannot be bounded for the whole sandbox here",
             code="host.limits",
             details="a cgroup counts memory, pids and cpus; nothing counts what is written to a directory of the host",
-            hint="mount nothing writable; use a delegated group: systemd-run --user --scope -p Delegate=yes hutch ...",
+            hint="; ".join(remedies),
         )
     affinity = None
     if "cpu" not in controllers and limits.cpus < len(cpus):
