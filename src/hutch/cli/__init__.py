@@ -184,4 +184,7 @@ def _require_standard_streams() -> None:
         fd = os.open(os.devnull, os.O_RDWR)
         if fd > 2:
             os.close(fd)
-            return
+            break
+    # For a stream that was closed Python has None, and prints what was meant for one to the other.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
