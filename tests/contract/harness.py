@@ -413,7 +413,9 @@ def find_leftovers(before: Snapshot, identities: list[Hutch]) -> list[str]:
     for place in ("/tmp", "/var/tmp"):
         left += [f"file {place}/{name}" for name in os.listdir(place) if _pid_in(name, ".hutch-work-") in pids]
     for hutch in identities:
-        left += [f"file {path}" for path in hutch.home.rglob(".hutch-work-*")]
+        # os.walk passes over what a warden removes meanwhile.
+        names = (f"{top}/{name}" for top, inner, _ in os.walk(hutch.home) for name in inner)
+        left += [f"file {name}" for name in names if "/.hutch-work-" in name]
     return left
 
 
