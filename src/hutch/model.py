@@ -263,6 +263,8 @@ class Result(Value):
     source: Source = Source.HOST
     enforced: tuple[tuple[str, str], ...] = ()
     protected: str | None = None
+    reported: tuple[str, ...] = ()
+    """Paths on the host that the run made or changed in a guarded mount, and that tools there obey."""
     unsafe: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
@@ -315,6 +317,6 @@ class Result(Value):
         state["outcome"] = self.outcome.value
         state["source"] = self.source.value
         state["enforced"] = dict(self.enforced)
-        for name in ("limits_hit", "unsafe", "files"):
+        for name in ("limits_hit", "reported", "unsafe", "files"):
             state[name] = list(state[name])
         return state

@@ -86,7 +86,7 @@ def test_how_a_program_ends_is_told_exactly(hutch: Hutch, code: str) -> None:
 def test_a_result_has_every_key(hutch: Hutch) -> None:
     expected = {
         "outcome", "exit_code", "signal", "stdout", "stderr", "truncated", "dropped_bytes", "duration_ms", "limits_hit",
-        "state_lost", "session", "env", "source", "enforced", "protected", "unsafe", "files",
+        "state_lost", "session", "env", "source", "enforced", "protected", "reported", "unsafe", "files",
     }  # fmt: skip
     assert expected <= set(hutch.run("print(1)").json)
 

@@ -333,3 +333,14 @@ def test_git_works_in_a_workspace_without_touching_its_own_settings(hutch: Hutch
     assert ran.outcome == "failed"
     assert git(hutch, project, "log", "--format=%s").split() == ["first"]
     assert git(hutch, project, "status", "--short") == " M a.txt\n"
+
+
+def test_what_tools_obey_and_is_not_protected_is_reported(hutch: Hutch, project: Path) -> None:
+    hutch.write(project / "CLAUDE.md", "as it was")
+    hutch.write(project / "flake.nix", "as it was")
+    script = "echo x > AGENTS.md; echo more >> CLAUDE.md; cat flake.nix; git init -q sub/new; mkdir plain"
+    ran = hutch.shell(script, "--workspace", project)
+    assert ran.outcome == "ok", ran
+    assert ran.json["reported"] == [f"{project}/{name}" for name in ("AGENTS.md", "CLAUDE.md", "sub/new/.git")]
+    assert "warning: the program made or changed" in ran.stderr
+    assert hutch.shell("cat AGENTS.md; git -C sub/new status", "--workspace", project).json["reported"] == []

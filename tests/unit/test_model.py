@@ -28,6 +28,7 @@ RESULT_KEYS = {
     "files",
     "limits_hit",
     "protected",
+    "reported",
     "unsafe",
 }
 

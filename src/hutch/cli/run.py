@@ -101,6 +101,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result.to_json())
     _say_why(result, spec.policy.limits)
+    for path in result.reported:
+        print(f"warning: the program made or changed {path}, which tools on this machine obey", file=sys.stderr)
     if result.outcome is Outcome.FAILED and options.code and os.path.isfile(options.code):
         print(f"hint: {options.code} is a file here; to run it: hutch run -f {quote(options.code)}", file=sys.stderr)
     state.clear_stale()

@@ -13,7 +13,7 @@ import time
 
 from .. import process
 from ..errors import HostError, HutchError
-from ..isolation import jail, limits, network, usage
+from ..isolation import jail, limits, mounts, network, usage
 from ..model import Outcome, Plan, Result, Value
 from . import state
 from .output import READ_BYTES, Sink, Stream
@@ -73,6 +73,7 @@ class _Run:
         started = time.monotonic()
         guest: process.Process | None = None
         self.sampler = _Sampler(self)
+        obeyed = self._look_for_obeyed()
         limits.make_cgroups(self.plan.cgroups)
         try:
             guest = self._start()
@@ -84,7 +85,16 @@ class _Run:
             self._stop(guest)
             if guest is None or not self._ended():
                 self._clean_up()
-        return self._result(int((time.monotonic() - started) * 1000))
+        reported = tuple(sorted(path for path, seen in self._look_for_obeyed().items() if obeyed.get(path) != seen))
+        return self._result(int((time.monotonic() - started) * 1000)).replace(reported=reported)
+
+    def _look_for_obeyed(self) -> dict[str, tuple[int, ...]]:
+        if self.plan.protected is None:
+            return {}
+        found: dict[str, tuple[int, ...]] = {}
+        for path, _ in self.plan.watched:
+            found |= {f"{path}/{name}": seen for name, seen in mounts.look_for_obeyed(path).items()}
+        return found
 
     def _start(self) -> process.Process:
         for path, uid, gid in self.plan.work_directories:

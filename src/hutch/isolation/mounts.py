@@ -48,6 +48,9 @@ PROTECTED = (
 )
 """Paths in a project that tools on the host read and obey: code that can write them runs outside later."""
 
+REPORTED = ("AGENTS.md", "CLAUDE.md", "flake.nix")
+"""Paths that tools obey as well, and that people ask programs to change: not protected, but told of."""
+
 _NESTED_DEPTH = 4
 _NESTED_DIRECTORIES = 20_000
 _VIRTUAL = ("/proc", "/sys", "/dev")
@@ -269,6 +272,24 @@ def _nested_repositories(root: str) -> Iterator[str]:
             except OSError:
                 continue
         level = below
+
+
+def look_for_obeyed(root: str) -> dict[str, tuple[int, ...]]:
+    """Everything in a project that tools obey and that is not protected, or was not there to be: name and identity."""
+    names = list(REPORTED)
+    try:
+        names += _nested_repositories(root)
+    except HostError:
+        pass  # it grew too large to be looked through, which the limits are for
+    found = {}
+    for name in names:
+        try:
+            info = os.lstat(f"{root}/{name}")
+        except OSError:
+            continue
+        changes = stat.S_ISREG(info.st_mode)  # a directory changes with every use
+        found[name] = (info.st_ino, *((info.st_size, info.st_mtime_ns) if changes else ()))
+    return found
 
 
 def require_work_directory(mount: CheckedMount, candidates: list[str], token: str) -> HostPath:
