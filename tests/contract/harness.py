@@ -332,9 +332,9 @@ def descendants(pid: int) -> set[int]:
     pending = [pid]
     while pending:
         current = pending.pop()
-        for path in Path(f"/proc/{current}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                pending += [int(word) for word in path.read_text().split()]
+        with contextlib.suppress(OSError):  # it, or one of its threads, may end while we look
+            for task in os.listdir(f"/proc/{current}/task"):
+                pending += [int(word) for word in Path(f"/proc/{current}/task/{task}/children").read_text().split()]
         found.add(current)
     return found - {pid}
 
