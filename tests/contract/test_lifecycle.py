@@ -241,7 +241,9 @@ def test_the_next_run_clears_what_a_killed_one_left(hutch: Hutch, project: Path)
 
 def work_directories(hutch: Hutch) -> list[str]:
     """Directories that this identity's runs left for later."""
-    names = [str(path) for path in hutch.home.rglob(".hutch-work-*")]
+    names = [
+        f"{top}/{name}" for top, inner, _ in os.walk(hutch.home) for name in inner if name.startswith(".hutch-work-")
+    ]
     names += [str(path) for place in ("/var/tmp", "/tmp") for path in Path(place).glob(".hutch-work-*")]
     return [name for name in names if any(f".hutch-work-{pid}-" in name for pid in hutch.pids)]
 
