@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -271,3 +272,21 @@ def test_a_run_that_hutch_started_ends_when_its_parent_shell_does(hutch: Hutch) 
         assert child.stdout.readline() == "ready\n"
         os.killpg(child.pid, signal.SIGTERM)
         assert child.wait(timeout=20) == 143
+
+
+def wardens(pid: int) -> list[int]:
+    return [below for below in descendants(pid) if b"--args" in _command(below)]
+
+
+def test_a_warden_killed_at_any_moment_does_not_hang_hutch(hutch: Hutch) -> None:
+    """Nobody but an outsider kills the warden alone; hutch must then end by itself, and soon."""
+    chance = random.Random(7)
+    for _ in range(12):
+        with hutch.start("run", "--json", "--timeout", "20", "import time; time.sleep(0.2)") as child:
+            wait_until(functools.partial(wardens, child.pid), 5, pause=0)
+            time.sleep(chance.random() * 0.05)
+            for pid in wardens(child.pid)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            child.communicate(timeout=10)
+    assert hutch.command("gc", "--json").exit_code == 0

@@ -140,6 +140,30 @@ def test_full_reaches_neither_host_loopback_nor_gateway(hutch: Hutch, listener: 
     assert ran.out.count("refused") == len(listener.targets) + 3, ran
 
 
+BOUND = """
+import socket
+for address in ("127.0.0.1", "127.0.0.53"):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0\\0")
+        try:
+            sender.sendto(b"x", (address, {port}))
+        except OSError:
+            pass
+print("tried")
+"""
+
+
+def test_full_does_not_send_loopback_addresses_out_by_its_interface(hutch: Hutch) -> None:
+    """A socket bound to the interface passes the loopback by; the host must not get to see what it sends."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(0.5)
+        ran = run_full(hutch, BOUND.format(port=receiver.getsockname()[1]))
+        with pytest.raises(TimeoutError):
+            receiver.recv(10)
+    assert ran.out == "tried\n", ran
+
+
 def test_full_does_not_see_the_hosts_interfaces(hutch: Hutch) -> None:
     ran = run_full(hutch, "import socket; print(sorted(name for _, name in socket.if_nameindex()))")
     assert ran.out == "['lo', 'tap0']\n"

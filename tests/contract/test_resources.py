@@ -376,3 +376,34 @@ def test_no_core_is_dumped(hutch: Hutch, project: Path) -> None:
     ran = hutch.run("import os; os.abort()", "--workspace", project)
     assert ran.json["signal"] == "SIGABRT"
     assert os.listdir(project) == []
+
+
+CLOSED_DIRECTORY = """
+import os
+os.mkdir("d"); os.chmod("d", 0o300); os.chdir("d")
+for n in range(40):
+    with open(str(n), "wb") as file: file.write(bytes(10**7))
+import time; time.sleep(5)
+"""
+
+
+def test_a_directory_closed_to_our_look_is_no_place_to_hide(hutch: Hutch, project: Path) -> None:
+    ran = hutch.run(CLOSED_DIRECTORY, "--workspace", project, "--disk", "100M")
+    assert ran.outcome == "disk"
+    (project / "d").chmod(0o700)
+
+
+FORGOTTEN_PAGES = """
+import mmap, time
+kept = []
+for _ in range(30):
+    area = mmap.mmap(-1, 16 << 20)
+    area.write(b"x" * (16 << 20))
+    area.madvise(mmap.MADV_DONTNEED)
+    kept.append(area)
+time.sleep(5)
+"""
+
+
+def test_shared_pages_that_nobody_maps_are_counted(hutch: Hutch) -> None:
+    assert hutch.run(FORGOTTEN_PAGES, "--memory", "96M").outcome == "memory"

@@ -344,3 +344,43 @@ def test_what_tools_obey_and_is_not_protected_is_reported(hutch: Hutch, project:
     assert ran.json["reported"] == [f"{project}/{name}" for name in ("AGENTS.md", "CLAUDE.md", "sub/new/.git")]
     assert "warning: the program made or changed" in ran.stderr
     assert hutch.shell("cat AGENTS.md; git -C sub/new status", "--workspace", project).json["reported"] == []
+
+
+def test_a_mark_of_the_filesystem_cannot_be_carried_into_the_next_run(hutch: Hutch, project: Path) -> None:
+    """A directory that was renamed through the top keeps a mark, by which a later overlay would let it be renamed."""
+    hutch.write(project / "b" / "lib" / "file")
+    assert hutch.shell("mv b/lib lib; mv lib b/lib", "--workspace", project).outcome == "ok"
+    assert all(not seen[4] for seen in picture(project).values())
+    hutch.write(project / "b" / "lib" / ".git" / "config", "theirs")
+    code = "import os; os.rename('b/lib', 'b/old')"
+    assert hutch.run(code, "--workspace", project).outcome == "failed"
+    assert (project / "b" / "lib" / ".git" / "config").read_text() == "theirs"
+
+
+def test_a_repository_cannot_be_hidden_from_the_next_run(hutch: Hutch, project: Path) -> None:
+    hutch.write(project / "sub" / ".git" / "hooks" / "kept")
+    hutch.shell("chmod 0300 sub", "--workspace", project)
+    script = "chmod 755 sub; echo evil > sub/.git/hooks/post-checkout"
+    hutch.shell(script, "--workspace", project)
+    (project / "sub").chmod(0o755)
+    assert os.listdir(project / "sub" / ".git" / "hooks") == ["kept"]
+
+
+def test_the_project_itself_cannot_be_made_a_repository(hutch: Hutch, project: Path) -> None:
+    script = "mkdir objects refs; printf '[core]\\n\\tfsmonitor = false\\n' > config; echo 'ref: refs/heads/x' > HEAD"
+    ran = hutch.shell(script, "--workspace", project)
+    assert ran.outcome == "failed"
+    assert not (project / "HEAD").exists()
+
+
+def test_the_directory_that_a_git_file_points_to_is_protected(hutch: Hutch, project: Path) -> None:
+    hutch.write(project / "store" / "config", "theirs")
+    hutch.write(project / ".git", f"gitdir: {project}/store\n")
+    assert hutch.shell("echo evil >> store/config", "--workspace", project).outcome == "failed"
+    assert (project / "store" / "config").read_text() == "theirs"
+
+
+def test_other_files_beside_a_missing_protected_path_can_be_made(hutch: Hutch, project: Path) -> None:
+    assert hutch.shell("mkdir .github/ISSUE_TEMPLATE; echo x > .github/a", "--workspace", project).outcome == "ok"
+    assert (project / ".github" / "a").read_text() == "x\n"
+    assert (project / ".github").stat().st_uid == hutch.uid

@@ -71,6 +71,7 @@ def test_version_1_has_one_directory_for_each_controller() -> None:
                 ("memory.limit_in_bytes", str(64 * MIB)),
                 ("memory.memsw.limit_in_bytes", str(64 * MIB)),
                 ("memory.swappiness", "0"),
+                ("memory.kmem.tcp.limit_in_bytes", str(64 * MIB)),
             ),
         ),
         ("/p/hutch-1-2-abc", (("pids.max", "22"),)),

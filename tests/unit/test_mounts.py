@@ -191,14 +191,42 @@ def test_every_protected_path_is_either_present_or_absent(project: Path) -> None
     assert set(checked.present) == {".git", ".envrc", ".github/workflows"}
     assert set(checked.absent) == set(PROTECTED) - set(checked.present)
     assert len(checked.present) + len(checked.absent) == len(PROTECTED)
-    assert checked.merged == (("", project.stat().st_ino), (".github", (project / ".github").stat().st_ino))
 
 
-def test_a_directory_around_a_missing_protected_path_is_merged(project: Path) -> None:
-    (project / ".github").mkdir()
+def test_no_repository_can_be_made_of_the_project_itself(project: Path) -> None:
+    """git takes a directory with HEAD, objects and refs for a repository, and obeys its config."""
+    assert "HEAD" in check(project, writable=True).absent
+    for name in ("objects", "refs", "hooks"):
+        (project / name).mkdir()
+    (project / "HEAD").touch()
     checked = check(project, writable=True)
-    assert ".github/workflows" in checked.absent
-    assert checked.merged == (("", project.stat().st_ino), (".github", (project / ".github").stat().st_ino))
+    assert {"HEAD", "hooks"} <= set(checked.present)
+    assert {"config", "commondir"} <= set(checked.absent)
+
+
+def test_where_a_git_file_points_to_inside_the_project_is_protected(project: Path) -> None:
+    (project / "store").mkdir()
+    (project / "sub").mkdir()
+    (project / ".git").write_text(f"gitdir: {project}/store\n")
+    (project / "sub" / ".git").write_text("gitdir: /elsewhere\n")
+    present = check(project, writable=True).present
+    assert {".git", "store", "sub/.git"} <= set(present)
+    assert not any("elsewhere" in name for name in present)
+
+
+def test_a_closed_directory_of_ours_could_hide_a_repository(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "a").mkdir()
+    real = os.scandir
+
+    def closed(path: str) -> object:
+        if str(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(HostError) as caught:
+        check(project, writable=True)
+    assert (caught.value.code, caught.value.hint) == ("host.protect", f"chmod u+rwx {project}/a")
 
 
 def test_a_file_in_the_way_of_a_protected_path_is_protected_itself(project: Path) -> None:

@@ -121,6 +121,7 @@ class _Run:
             for fd in (*theirs, stdin, words):
                 os.close(fd)
         self.fds |= {name: pipe[1] if name in ("lifeline", "gate") else pipe[0] for name, pipe in pipes.items()}
+        self.fds["warden"] = os.pidfd_open(guest.pid)
         return guest
 
     def _stdin(self) -> int:
@@ -158,7 +159,7 @@ class _Run:
     # ---- the loop ----
 
     def _watch(self, deadline: float | None) -> None:
-        names = {self.fds[name]: name for name in ("stdout", "stderr", "status")}
+        names = {self.fds[name]: name for name in ("stdout", "stderr", "status", "warden")}
         for fd in names:
             os.set_blocking(fd, False)
             self.poller.register(fd, select.POLLIN)
@@ -173,7 +174,7 @@ class _Run:
         drained_by = None
         while reading or any(sink and sink.is_blocked for sink in self.sinks):
             now = time.monotonic()
-            if drained_by is not None and now >= drained_by and reading > {"status"}:
+            if drained_by is not None and now >= drained_by and reading - {"status"}:
                 # Someone outside the sandbox holds a copy of its output; nothing more is the program's.
                 for name in reading - {"status"}:
                     self.poller.unregister(self.fds[name])
@@ -189,6 +190,16 @@ class _Run:
                     if not self._read(fd, name):
                         self.poller.unregister(fd)
                         reading.discard(name)
+                elif name == "warden":
+                    self.poller.unregister(fd)
+                    if "status" in reading:
+                        self._read(self.fds["status"], "status")  # its last words
+                    if not self._ended():
+                        self._warden_is_gone()
+                        drained_by = time.monotonic() + _DRAIN_SECONDS
+                        if "status" in reading:
+                            self.poller.unregister(self.fds["status"])
+                            reading.discard("status")
                 elif name == "input":
                     self._read_input(fd)
                 elif name == "stdin":
@@ -222,6 +233,16 @@ class _Run:
         self.verdict = verdict
         self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
         self._close("lifeline")
+
+    def _warden_is_gone(self) -> None:
+        """Somebody killed the warden alone. Its child dies with it; what that had already started may not have."""
+        self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
+        for pid in [-self.child_pid, *limits.members([directory for directory, _ in self.plan.cgroups])]:
+            if pid:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
 
     def _read(self, fd: int, name: str) -> bool:
         try:

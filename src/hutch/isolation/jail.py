@@ -414,6 +414,8 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
     parents = [path.rpartition("/")[0] for path in mount.present if "/" in path]
     for path in _with_parents((*mount.absent, *parents)):
         draft.do("mkdir", f"{stubs}/{path}", "0555" if path in mount.absent else "0755")
+        if host.is_root and path not in mount.absent:
+            draft.do("own", f"{stubs}/{path}", str(DROP_ID), str(DROP_ID))
     _target(draft, target, directory=True)
     project, work, covering = mount.host_path, mount.work_directory, ""
     if host.is_root and mount.uid != DROP_ID:
@@ -426,6 +428,8 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
         _idmap(draft, mount)
         draft.do("clone", pin, covering, "idmap,flat")
         project, work = (HostPath(f"{covering}/{os.path.relpath(path, ancestor)}") for path in (project, work))
+    # Now, so that no mark from elsewhere is obeyed, and again when all is over.
+    draft.do("scrub", mount.host_path, mount.device, str(mount.inode))
     upper = _pin(draft, project, mount, keep=False)
     work_fd = draft.new_fd(keep=False)
     draft.do("pin", work_fd, f"{work}/{WORK}", "-", "-")
@@ -435,8 +439,6 @@ def _guarded(draft: _Draft, mount: CheckedMount, index: int, host: Host, target:
     if covering:
         draft.do("detach", covering)
     draft.do("remove", mount.work_directory)
-    for path, inode in mount.merged:
-        draft.do("scrub", os.path.normpath(f"{mount.host_path}/{path}"), mount.device, str(inode or "-"))
 
 
 def _with_parents(paths: Iterable[str]) -> list[str]:

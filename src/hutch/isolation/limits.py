@@ -285,6 +285,7 @@ def _control_files(
             ("memory.limit_in_bytes", str(limits.memory_bytes)),
             ("memory.memsw.limit_in_bytes", str(limits.memory_bytes)),
             ("memory.swappiness", "0"),
+            ("memory.kmem.tcp.limit_in_bytes", str(limits.memory_bytes)),  # what sockets hold is counted apart
         ),
         "pids": (("pids.max", str(pids)),),
         "cpu": (("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))),
@@ -319,7 +320,13 @@ def _rlimits(limits: Limits, controllers: frozenset[str], own_pids: int) -> str:
 # ---- doing ----------------------------------------------------------------------------------------------------------
 
 
-_OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swappiness", "memory.swap.max", "memory.oom.group")
+_OPTIONAL = (
+    "memory.memsw.limit_in_bytes",
+    "memory.swappiness",
+    "memory.kmem.tcp.limit_in_bytes",
+    "memory.swap.max",
+    "memory.oom.group",
+)
 """Absent where the kernel has no swap accounting."""
 
 
@@ -360,6 +367,11 @@ def remove_cgroups(directories: Sequence[str]) -> None:
             os.rmdir(directory)
         except OSError:
             continue
+
+
+def members(cgroups: Sequence[HostPath]) -> list[int]:
+    """The processes in cgroups of ours."""
+    return [int(pid) for directory in cgroups for pid in read_text(f"{directory}/cgroup.procs").split()]
 
 
 def read_evidence(cgroups: Sequence[HostPath]) -> tuple[str, ...]:

@@ -73,8 +73,6 @@ class CheckedMount(Value):
     present: tuple[str, ...] = ()
     """Protected paths that exist, nested repositories among them."""
     absent: tuple[str, ...] = ()
-    merged: tuple[tuple[str, int | None], ...] = ()
-    """Directories that the overlay merges with stubs, with their inodes; None for one that the program may yet make."""
     work_directory: HostPath | None = None
 
 
@@ -190,23 +188,43 @@ def _guard(mount: CheckedMount) -> CheckedMount:
     for name in PROTECTED:
         (present if _exists(mount, name) else absent).append(name)
     present += [name for name in _nested_repositories(mount.host_path) if _exists(mount, name)]
+    _guard_bare_repository(mount, present, absent)
+    present += _inner_git_directories(mount, present)
     if ".github/workflows" in absent and os.path.isfile(f"{mount.host_path}/.github"):
         absent.remove(".github/workflows")
         present.append(".github")
-    merged: list[tuple[str, int | None]] = [("", mount.inode)]
-    for path in _parents((*present, *absent)):
-        there = _exists(mount, path)
-        merged.append((path, os.lstat(f"{mount.host_path}/{path}").st_ino if there else None))
-    return mount.replace(guarded=True, present=tuple(present), absent=tuple(absent), merged=tuple(merged))
+    return mount.replace(guarded=True, present=tuple(present), absent=tuple(absent))
 
 
-def _parents(paths: tuple[str, ...]) -> list[str]:
+_BARE = ("HEAD", "config", "config.worktree", "hooks", "info", "commondir")
+
+
+def _guard_bare_repository(mount: CheckedMount, present: list[str], absent: list[str]) -> None:
+    """A directory with HEAD, objects and refs is a repository by itself, whose config git obeys."""
+    if all(os.path.lexists(f"{mount.host_path}/{name}") for name in ("HEAD", "objects", "refs")):
+        for name in _BARE:
+            (present if _exists(mount, name) else absent).append(name)
+    elif ".git" in absent and not os.path.lexists(f"{mount.host_path}/HEAD"):
+        absent.append("HEAD")  # without it git takes nothing for a repository
+
+
+def _inner_git_directories(mount: CheckedMount, present: list[str]) -> list[str]:
+    """Where a .git file points to another place in the same project, that place is what git obeys."""
     found: list[str] = []
-    for path in paths:
-        while "/" in path:
-            path = path.rpartition("/")[0]
-            if path not in found:
-                found.append(path)
+    for name in present:
+        path = f"{mount.host_path}/{name}"
+        if name.rpartition("/")[2] != ".git" or not os.path.isfile(path):
+            continue
+        try:
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                target = file.read(4096).partition("gitdir:")[2].strip()
+        except OSError:
+            continue
+        real = os.path.realpath(os.path.join(os.path.dirname(path), target))
+        inside = os.path.relpath(real, mount.host_path)
+        known = any(f"{inside}/".startswith(f"{other}/") for other in present + found)
+        if real.startswith(f"{mount.host_path}/") and not known and _exists(mount, inside):
+            found.append(inside)
     return found
 
 
@@ -269,9 +287,22 @@ def _nested_repositories(root: str) -> Iterator[str]:
                                 yield name
                         elif entry.is_dir(follow_symlinks=False) and entry.name != "node_modules":
                             below.append(name)
-            except OSError:
-                continue
+            except OSError as error:
+                if _is_ours(f"{root}/{directory}"):
+                    raise HostError(
+                        f"{root}/{directory} cannot be looked through for repositories ({error.strerror})",
+                        code="host.protect",
+                        hint=f"chmod u+rwx {root}/{directory}",
+                    ) from error
+                continue  # the program cannot open it, either
         level = below
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def look_for_obeyed(root: str) -> dict[str, tuple[int, ...]]:

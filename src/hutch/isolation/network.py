@@ -18,8 +18,9 @@ from ..model import HostPath
 NAMESERVER = "10.0.2.3"
 """slirp4netns's own forwarder."""
 
-NEVER_REACHED = (("169.254.0.0", "16"),)
-"""Link-local addresses: that is where clouds keep the credentials of their machines."""
+NEVER_REACHED = (("169.254.0.0", "16"), ("127.0.0.0", "8"))
+"""Link-local addresses, where clouds keep the credentials of their machines, and loopback ones: a socket that is bound
+to the interface would send these out, and the host would take them for its own."""
 
 READY_SECONDS = 5.0
 

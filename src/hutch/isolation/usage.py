@@ -21,6 +21,14 @@ _INODE_BYTES = 1024
 _FILE_BYTES = 8192
 """What a file on disk counts for at least, so that many small ones are bounded, too."""
 _DISK_ENTRIES = 200_000
+_SLACK_BYTES = 512 * MIB
+_SOCKET_BYTES = 208 * 1024
+"""What the kernel lets one socket hold by default."""
+_SOCKETS_FREE = 256
+_CLOSED_BYTES = 256 * MIB
+"""What a process is taken to hide that lets nobody look into it."""
+_CLOSED_FREE = 2
+"""pid 1 and, on some kernels, bubblewrap's monitor are such by design."""
 _DISK_DEPTH = 128
 
 
@@ -44,6 +52,8 @@ def tree_memory(pids: Sequence[int]) -> int:
 def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
     """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
     used = sum(size for name, size in unnamed_files(pids) if name.startswith("/memfd:"))
+    used += _shared_bytes(pids) + max(0, _count_sockets(pids) - _SOCKETS_FREE) * _SOCKET_BYTES
+    used += max(0, _count_closed(pids) - _CLOSED_FREE) * _CLOSED_BYTES
     outside = os.stat("/").st_dev
     for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
         try:
@@ -56,6 +66,44 @@ def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
         used += sum((info.f_files - info.f_ffree) * _INODE_BYTES for info in files)
         break
     return used
+
+
+def _shared_bytes(pids: Sequence[int]) -> int:
+    """Shared memory without a name; its pages may be filled and yet mapped by nobody, so the whole of it counts."""
+    found: dict[str, int] = {}
+    for pid in pids:
+        for line in read_text(f"/proc/{pid}/maps").splitlines():
+            if line.endswith("/dev/zero (deleted)"):
+                words = line.split()
+                start, _, end = words[0].partition("-")
+                size = int(end, 16) - int(start, 16)
+                found[words[4]] = max(size, found.get(words[4], 0))
+    return sum(found.values())
+
+
+def _count_closed(pids: Sequence[int]) -> int:
+    closed = 0
+    for pid in pids:
+        try:
+            os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            closed += 1
+        except OSError:
+            continue
+    return closed
+
+
+def _count_sockets(pids: Sequence[int]) -> int:
+    found = set()
+    for pid in pids:
+        try:
+            for descriptor in os.listdir(f"/proc/{pid}/fd")[:4096]:
+                name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                if name.startswith("socket:"):
+                    found.add(name)
+        except OSError:
+            continue
+    return len(found)
 
 
 def unnamed_files(pids: Sequence[int]) -> list[tuple[str, int]]:
@@ -95,7 +143,10 @@ class Disk:
         used = tree_disk(self._path)
         if used is None:
             return sys.maxsize  # it was walkable before
-        return used - self._start + hidden
+        # Files without a name that are held by a mapping, or in a message, and not by a descriptor, show here alone.
+        # Others write to the filesystem, too, so that only much counts.
+        unseen = (self._free - self._available() - _SLACK_BYTES) // 2
+        return max(used - self._start + hidden, unseen)
 
     def _available(self) -> int:
         info = os.statvfs(self._path)
@@ -129,6 +180,8 @@ def tree_disk(path: str) -> int | None:
             if name is not None:
                 try:
                     open_directories.append(os.open(name, flags, dir_fd=open_directories[-1]))
+                except PermissionError:
+                    return None  # closed to us, and so to our look; who closed it may write in it
                 except OSError:
                     continue
                 entries.append(_list_directory(open_directories[-1]))

@@ -534,12 +534,59 @@ static int arity(const char *op)
         {"status", 1}, {"lifeline", 1}, {"gate", 1},  {"cgroup", 1},  {"scrub", 3},   {"remove", 1}, {"oom", 1},
         {"file", 2},   {"text", 2},     {"pin", 4},   {"unshare", 1}, {"stage", 2},   {"mkdir", 2},  {"write", 3},
         {"idmap", 4},  {"clone", 3},    {"overlay", 5}, {"mask", 3},  {"detach", 1},  {"drop", 2},   {"hold", 0},
-        {"keep", 1},   {"affinity", 1}, {"refresh", 1}, {"deadline", 1}, {"unreachable", 2},
+        {"keep", 1},   {"affinity", 1}, {"refresh", 1}, {"deadline", 1}, {"own", 3}, {"unreachable", 2},
     };
     for (ulong i = 0; i < sizeof table / sizeof *table; i++)
         if (same(op, table[i].name))
             return table[i].words;
     return -1;
+}
+
+static void scrub_one(long fd)
+{
+    static const char *const names[] = {"impure", "origin", "opaque", "redirect", "uuid", "nlink", "upper", "protattr"};
+    static const char *const prefixes[] = {"user.overlay.", "trusted.overlay.", "user.overlay.overlay."};
+    char name[64], *end = name + sizeof name - 1;
+    if (CALL(flistxattr, fd, 0, 0, 0, 0) <= 0)
+        return;
+    for (ulong p = 0; p < sizeof prefixes / sizeof *prefixes; p++)
+        for (ulong i = 0; i < sizeof names / sizeof *names; i++) {
+            append(append(name, end, prefixes[p]), end, names[i]);
+            CALL(fremovexattr, fd, name, 0, 0, 0);
+        }
+}
+
+static void scrub_tree(long fd, int depth, long *left)
+{
+    char buffer[2048];
+    long n;
+    scrub_one(fd);
+    while (depth && (n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
+        for (long at = 0; at < n;) {
+            struct kdirent *entry = (struct kdirent *)(buffer + at);
+            at += entry->size;
+            if (same(entry->name, ".") || same(entry->name, "..") || (entry->type != 4 && entry->type != 0))
+                continue;
+            if (--*left < 0)
+                return;
+            long child = CALL(openat, fd, entry->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0);
+            if (child < 0)
+                continue;
+            scrub_tree(child, depth - 1, left);
+            CALL(close, child, 0, 0, 0, 0);
+        }
+}
+
+/* overlayfs marks the directories it merges, and directories renamed into those, which may have moved on since. Before
+ * a mount no mark may be there, for it would be obeyed; after it none is to stay. */
+static void scrub(const char *path, const char *device, const char *inode)
+{
+    long left = 100000, fd = open_beneath(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, RESOLVE_NO_SYMLINKS);
+    if (fd < 0)
+        return;
+    if (is_same_file(fd, device, inode))
+        scrub_tree(fd, 64, &left);
+    CALL(close, fd, 0, 0, 0, 0);
 }
 
 /* A route to nowhere, in a network namespace that is ours: the program has no capability to take it away again. */
@@ -661,6 +708,10 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
             mask(a[0], a[1], a[2]);
         } else if (same(op, "detach")) {
             check("detach", CALL(umount2, a[0], MNT_DETACH, 0, 0, 0), a[0]);
+        } else if (same(op, "scrub")) {
+            scrub(a[0], a[1], a[2]);
+        } else if (same(op, "own")) {
+            check("own", CALL(fchownat, AT_FDCWD, a[0], parse(a[1]), parse(a[2]), AT_SYMLINK_NOFOLLOW), a[0]);
         } else if (same(op, "unreachable")) {
             make_unreachable(a[0], parse(a[1]));
         } else if (same(op, "refresh")) {
@@ -722,41 +773,6 @@ static void remove_tree(long directory, const char *name, int depth)
         CALL(close, fd, 0, 0, 0, 0);
     }
     CALL(unlinkat, directory, name, AT_REMOVEDIR, 0, 0);
-}
-
-static void scrub_one(long fd)
-{
-    static const char *const names[] = {"impure", "origin", "opaque", "redirect", "uuid", "nlink", "upper", "protattr"};
-    static const char *const prefixes[] = {"user.overlay.", "trusted.overlay."};
-    char name[64], *end = name + sizeof name - 1;
-    for (ulong p = 0; p < 2; p++)
-        for (ulong i = 0; i < sizeof names / sizeof *names; i++) {
-            append(append(name, end, prefixes[p]), end, names[i]);
-            CALL(fremovexattr, fd, name, 0, 0, 0);
-        }
-}
-
-/* overlayfs marks the directories it merges, and directories renamed into those. A project is left without marks. */
-static void scrub(const char *path, const char *device, const char *inode)
-{
-    char buffer[8192];
-    long n, fd = open_beneath(AT_FDCWD, path, O_RDONLY | O_DIRECTORY, RESOLVE_NO_SYMLINKS);
-    if (fd < 0 || !is_same_file(fd, device, inode))
-        return;
-    scrub_one(fd);
-    while ((n = CALL(getdents64, fd, buffer, sizeof buffer, 0, 0)) > 0)
-        for (long at = 0; at < n;) {
-            struct kdirent *entry = (struct kdirent *)(buffer + at);
-            at += entry->size;
-            if (same(entry->name, ".") || same(entry->name, "..") || (entry->type != 4 && entry->type != 0))
-                continue;
-            long child = CALL(openat, fd, entry->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0);
-            if (child >= 0) {
-                scrub_one(child);
-                CALL(close, child, 0, 0, 0, 0);
-            }
-        }
-    CALL(close, fd, 0, 0, 0, 0);
 }
 
 static void clean_up(char **words, int count)
