@@ -250,7 +250,7 @@ static long check(const char *operation, long result, const char *detail)
 /* ---- descriptors and files ----------------------------------------------------------------------------------- */
 
 /* The plan numbers its own descriptors below these. */
-enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD, IDMAP_FD, FREE_FD };
+enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD, IDMAP_FD, TETHER_FD, FREE_FD };
 
 static void place(long fd, long target)
 {
@@ -734,6 +734,7 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
     }
     if (status_fd >= 0)
         CALL(fcntl, status_fd, F_SETFD, 0, 0, 0);
+    CALL(fcntl, TETHER_FD, F_SETFD, 0, 0, 0);
     die_with(parent);
     become_bwrap(words + i + 1, count - i - 1);
 }
@@ -870,7 +871,7 @@ static int watch(char **words, int count)
     ulong all = ~0UL;
     long status = -1, lifeline = -1, gate = -1, parent, child, signals;
     ulong deadline = 0; /* kept here as well, for a hutch that is stopped or waits for its reader */
-    int code = EXIT_FAILED, i = 0, released;
+    int code = EXIT_FAILED, i = 0, released, tether[2];
     char buffer[128];
 
     for (; i < count && !same(words[i], "bwrap"); i += 1 + arity(words[i])) {
@@ -904,14 +905,19 @@ static int watch(char **words, int count)
     parent = CALL(getppid, 0, 0, 0, 0, 0);
     signals = check("signals", CALL(signalfd4, -1, &all, SIGNAL_BYTES, O_CLOEXEC | O_NONBLOCK, 0), "signalfd");
 
+    /* Whether we are still there is asked of this by pid 1, which cannot see its parents. */
+    check("tether", CALL(pipe2, tether, O_CLOEXEC, 0, 0, 0), "pipe");
     long self = CALL(getpid, 0, 0, 0, 0, 0);
     child = check("fork", CALL(clone, SIGCHLD, 0, 0, 0, 0), "clone");
     if (!child) {
+        CALL(close, tether[1], 0, 0, 0, 0);
+        place(tether[0], TETHER_FD);
         if (lifeline >= 0)
             CALL(close, lifeline, 0, 0, 0, 0);
         CALL(close, signals, 0, 0, 0, 0);
         prepare(words, count, self, gate);
     }
+    CALL(close, tether[0], 0, 0, 0, 0);
     CALL(setpgid, child, child, 0, 0, 0);
     report("child", child);
     if (gate >= 0)
@@ -980,6 +986,13 @@ static int init(int count, char **words, char **environment)
         return EXIT_FAILED;
     CALL(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
     CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    /* Who died before that call sends no signal any more. */
+    struct pollfd tether = {TETHER_FD, 0, 0};
+    long at_once[2] = {0, 0};
+    CALL(ppoll, &tether, 1, at_once, 0, 0);
+    if (tether.revents & POLLHUP)
+        return EXIT_FAILED;
+    CALL(close, TETHER_FD, 0, 0, 0, 0);
     if (words[0][0] != '-') {
         status_fd = (long)parse(words[0]);
         CALL(fcntl, status_fd, F_SETFD, FD_CLOEXEC, 0, 0);
