@@ -136,7 +136,10 @@ def index_host() -> str:
     urls = [os.environ.get("PIP_INDEX_URL", "")]
     urls += [line.partition("=")[2].strip("'\"\n") for line in listing.splitlines() if "index-url" in line]
     hosts = [urlsplit(url).hostname for text in urls for url in text.split() if url.startswith("https:")]
-    return next((host for host in hosts if host), "pypi.org")
+    if not any(hosts):
+        built_in = "from pip._internal.models.index import PyPI; print(PyPI.netloc)"
+        hosts = [subprocess.run([sys.executable, "-c", built_in], capture_output=True, text=True).stdout.strip()]
+    return next(host for host in hosts if host)
 
 
 # ---- a home for the suite -------------------------------------------------------------------------------------------
