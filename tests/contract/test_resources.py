@@ -407,3 +407,16 @@ time.sleep(5)
 
 def test_shared_pages_that_nobody_maps_are_counted(hutch: Hutch) -> None:
     assert hutch.run(FORGOTTEN_PAGES, "--memory", "96M").outcome == "memory"
+
+
+CLOSED_PROCESS = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+kept = [os.memfd_create("x") for _ in range(10)]
+for fd in kept: os.write(fd, bytes(20 << 20))
+time.sleep(3)
+"""
+
+
+def test_a_process_that_lets_nobody_look_hides_nothing(hutch: Hutch) -> None:
+    assert hutch.run(CLOSED_PROCESS, "--memory", "96M").outcome == "memory"

@@ -27,8 +27,6 @@ _SOCKET_BYTES = 208 * 1024
 _SOCKETS_FREE = 256
 _CLOSED_BYTES = 256 * MIB
 """What a process is taken to hide that lets nobody look into it."""
-_CLOSED_FREE = 2
-"""pid 1 and, on some kernels, bubblewrap's monitor are such by design."""
 _DISK_DEPTH = 128
 
 
@@ -53,7 +51,7 @@ def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
     """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
     used = sum(size for name, size in unnamed_files(pids) if name.startswith("/memfd:"))
     used += _shared_bytes(pids) + max(0, _count_sockets(pids) - _SOCKETS_FREE) * _SOCKET_BYTES
-    used += max(0, _count_closed(pids) - _CLOSED_FREE) * _CLOSED_BYTES
+    used += _count_closed(pids) * _CLOSED_BYTES
     outside = os.stat("/").st_dev
     for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
         try:
@@ -82,8 +80,10 @@ def _shared_bytes(pids: Sequence[int]) -> int:
 
 
 def _count_closed(pids: Sequence[int]) -> int:
+    """How many programs, which all come after pid 1, let nobody look; pid 1 itself is such by design."""
+    names = [read_text(f"/proc/{pid}/comm").strip() for pid in pids]
     closed = 0
-    for pid in pids:
+    for pid in pids[names.index("init") + 1 :] if "init" in names else ():
         try:
             os.listdir(f"/proc/{pid}/fd")
         except PermissionError:
