@@ -393,6 +393,13 @@ def test_a_directory_closed_to_our_look_is_no_place_to_hide(hutch: Hutch, projec
     (project / "d").chmod(0o700)
 
 
+def test_nor_is_the_mounted_directory_itself(hutch: Hutch, project: Path) -> None:
+    code = "import os; os.chmod('.', 0o300)\n" + CLOSED_DIRECTORY
+    assert hutch.run(code, "--workspace", project, "--disk", "100M").outcome == "disk"
+    project.chmod(0o700)
+    (project / "d").chmod(0o700)
+
+
 FORGOTTEN_PAGES = """
 import mmap, time
 kept = []

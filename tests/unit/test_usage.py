@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_growth_counts_from_the_start_and_with_what_has_no_name(tmp_path: Path) 
 
 def test_files_without_a_name_are_found_by_who_holds_them(tmp_path: Path) -> None:
     def held() -> int:
-        return sum(size for _, size in usage.unnamed_files([os.getpid(), os.getpid(), 2**30]))
+        return sum(size for _, size in usage.look_at_descriptors([os.getpid(), os.getpid(), 2**30]).unnamed)
 
     with open(tmp_path / "a", "w+b") as file:
         file.write(os.urandom(MIB))
@@ -119,3 +120,21 @@ def test_files_without_a_name_are_found_by_who_holds_them(tmp_path: Path) -> Non
         before = held()
         os.unlink(tmp_path / "a")
         assert held() - before == pytest.approx(MIB, rel=0.1)
+
+
+def test_a_directory_that_was_closed_cannot_be_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing = usage.Disk(str(tmp_path), "/workspace")
+
+    def refuse(*_arguments: object, **_options: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert usage.tree_disk(str(tmp_path)) is None
+    assert growing.growth([]) > 2**60
+
+
+def test_sockets_are_counted_once(tmp_path: Path) -> None:
+    before = usage.look_at_descriptors([os.getpid()]).sockets
+    one, other = socket.socketpair()
+    with one, other, one.dup():
+        assert usage.look_at_descriptors([os.getpid(), os.getpid()]).sockets == before + 2

@@ -56,6 +56,7 @@ class _Run:
         self.streams = streams
         self.captured = [Stream(plan.limits.keep_bytes), Stream(plan.limits.keep_bytes)]
         self.sinks = [Sink(fd) if fd is not None else None for fd in (streams.stdout_fd, streams.stderr_fd)]
+        self.cgroups = [directory for directory, _ in plan.cgroups]
         self.reports: list[list[str]] = []
         self._report_tail = b""
         self.verdict: Outcome | None = None
@@ -139,7 +140,7 @@ class _Run:
                 state.remove_work_directory(path)
             except OSError:
                 continue  # never made, or already gone
-        limits.remove_cgroups([directory for directory, _ in self.plan.cgroups])
+        limits.remove_cgroups(self.cgroups)
 
     def _stop(self, guest: process.Process | None) -> None:
         self._close("lifeline")
@@ -209,7 +210,7 @@ class _Run:
             if not ended and self._ended():
                 ended = True
                 drained_by = time.monotonic() + _DRAIN_SECONDS
-                self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
+                self.evidence |= set(limits.read_evidence(self.cgroups))
             if ended and reading <= {"status"}:
                 # Both outputs are at their end; the warden may clean up.
                 self._close("lifeline")
@@ -231,13 +232,13 @@ class _Run:
 
     def _kill(self, verdict: Outcome) -> None:
         self.verdict = verdict
-        self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
+        self.evidence |= set(limits.read_evidence(self.cgroups))
         self._close("lifeline")
 
     def _warden_is_gone(self) -> None:
         """Somebody killed the warden alone. Its child dies with it; what that had already started may not have."""
-        self.evidence |= set(limits.read_evidence([directory for directory, _ in self.plan.cgroups]))
-        for pid in [-self.child_pid, *limits.members([directory for directory, _ in self.plan.cgroups])]:
+        self.evidence |= set(limits.read_evidence(self.cgroups))
+        for pid in [-self.child_pid, *limits.members(self.cgroups)]:
             if pid:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -444,7 +445,7 @@ class _Sampler:
                 self._run._kill(Outcome.MEMORY)
                 return
         if self._disks and now >= self._next_disk:
-            unnamed = usage.unnamed_files(pids)
+            unnamed = usage.look_at_descriptors(pids).unnamed
             grown = sum(disk.growth(unnamed) for disk in self._disks)
             # A large tree must not take more than a tenth of our time.
             self._next_disk = now + max(_DISK_SECONDS, 10 * (time.monotonic() - now))

@@ -20,7 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ROOT = "/sys/fs/cgroup"
 _CONTROLLERS = ("memory", "pids", "cpu")
 _SUPERVISORS = "hutch-supervisors"
 """A leaf for the processes of a delegated group: in version 2 only a group that has none can pass controllers on."""

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 
-from ..model import MIB
+from ..model import MIB, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ def tree_memory(pids: Sequence[int]) -> int:
 
 def temporary_bytes(pids: Sequence[int], temporary: Sequence[str]) -> int:
     """What a sandbox keeps in files that live in memory: its temporary filesystems, and files without a name."""
-    used = sum(size for name, size in unnamed_files(pids) if name.startswith("/memfd:"))
-    used += _shared_bytes(pids) + max(0, _count_sockets(pids) - _SOCKETS_FREE) * _SOCKET_BYTES
-    used += _count_closed(pids) * _CLOSED_BYTES
+    held = look_at_descriptors(pids)
+    used = sum(size for name, size in held.unnamed if name.startswith("/memfd:"))
+    used += _shared_bytes(pids) + max(0, held.sockets - _SOCKETS_FREE) * _SOCKET_BYTES
+    used += held.closed * _CLOSED_BYTES
     outside = os.stat("/").st_dev
     for pid in reversed(pids):  # the program's own; pid 1 lets nobody look
         try:
@@ -79,50 +80,42 @@ def _shared_bytes(pids: Sequence[int]) -> int:
     return sum(found.values())
 
 
-def _count_closed(pids: Sequence[int]) -> int:
-    """How many programs, which all come after pid 1, let nobody look; pid 1 itself is such by design."""
+class OpenFiles(Value):
+    """What processes hold by descriptor, each once."""
+
+    unnamed: tuple[tuple[str, int], ...]
+    """(last name, bytes) of files that no directory names any more."""
+    sockets: int
+    closed: int
+    """How many programs let nobody look; pid 1, before which none stands, is such by design and does not count."""
+
+
+def look_at_descriptors(pids: Sequence[int]) -> OpenFiles:
+    """Look at what processes have open, as far as they let us."""
     names = [read_text(f"/proc/{pid}/comm").strip() for pid in pids]
+    programs = set(pids[names.index("init") + 1 :]) if "init" in names else set()
+    unnamed: dict[tuple[int, int], tuple[str, int]] = {}
+    sockets: set[int] = set()
     closed = 0
-    for pid in pids[names.index("init") + 1 :] if "init" in names else ():
-        try:
-            os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:
-            closed += 1
-        except OSError:
-            continue
-    return closed
-
-
-def _count_sockets(pids: Sequence[int]) -> int:
-    found = set()
-    for pid in pids:
-        try:
-            for descriptor in os.listdir(f"/proc/{pid}/fd")[:4096]:
-                name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                if name.startswith("socket:"):
-                    found.add(name)
-        except OSError:
-            continue
-    return len(found)
-
-
-def unnamed_files(pids: Sequence[int]) -> list[tuple[str, int]]:
-    """(last name, bytes) of files that processes hold open and no directory names any more, each once."""
-    found: dict[tuple[int, int], tuple[str, int]] = {}
     for pid in pids:
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            closed += pid in programs
+            continue
         except OSError:
             continue
         for descriptor in descriptors[:4096]:
             path = f"/proc/{pid}/fd/{descriptor}"
             try:
                 info = os.stat(path)
-                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
-                    found[info.st_dev, info.st_ino] = (os.readlink(path), info.st_blocks * 512)
+                if stat.S_ISSOCK(info.st_mode):
+                    sockets.add(info.st_ino)
+                elif stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                    unnamed[info.st_dev, info.st_ino] = (os.readlink(path), info.st_blocks * 512)
             except OSError:
                 continue
-    return list(found.values())
+    return OpenFiles(unnamed=tuple(unnamed.values()), sockets=len(sockets), closed=closed)
 
 
 class Disk:
@@ -154,7 +147,7 @@ class Disk:
 
 
 def tree_disk(path: str) -> int | None:
-    """Bytes that the files below a directory occupy, or None if it is too large or too deep to be walked.
+    """Bytes that the files below a directory occupy, or None if it is too large, too deep or not open to be walked.
 
     By descriptor: a directory that is swapped for a link meanwhile leads nowhere else, and no path is too long.
     """
@@ -163,6 +156,8 @@ def tree_disk(path: str) -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         open_directories = [os.open(path, flags)]
+    except PermissionError:
+        return None
     except OSError:
         return 0
     entries = [_list_directory(open_directories[0])]
