@@ -3,10 +3,10 @@
 The way of a request, each step a module, each value frozen (`model`):
 
     doors (cli, this package) -> spec.parse -> Spec -> sources -> Rootfs -> isolation.jail.plan -> Plan
-    -> engine.supervisor -> warden -> bubblewrap -> Result
+    -> engine.supervisor (one run) or engine.live (a sandbox that stays) -> warden -> bubblewrap -> Result
 
-Below the doors lies `sandbox`, below it `engine`, then `isolation` and `sources` side by side, then `process`, then
-`spec` and `config`, then `model`, then `errors`. Imports point down only.
+Below the doors lie `blocking` and `sandbox`, below them `engine`, then `isolation` and `sources` side by side, then
+`process`, then `spec` and `config`, then `model`, then `errors`. Imports point down only. `guest` runs inside.
 
 Importing this package does nothing; a name is loaded when it is first used.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 _HOMES = {
-    "sandbox": ("run",),
+    "blocking": ("Pool", "Sandbox", "run"),
+    "sandbox": ("AsyncPool", "AsyncSandbox", "Output"),
     "model": ("Limits", "Mount", "Network", "Outcome", "Policy", "Result", "Spec"),
     "errors": (
         "BuildError",
@@ -33,6 +34,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncPool",
+    "AsyncSandbox",
     "BuildError",
     "CommandError",
     "GoneError",
@@ -42,9 +45,12 @@ __all__ = [
     "Mount",
     "Network",
     "Outcome",
+    "Output",
     "Policy",
+    "Pool",
     "ProtocolError",
     "Result",
+    "Sandbox",
     "SandboxError",
     "SessionError",
     "Spec",
@@ -56,6 +62,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .blocking import Pool, Sandbox, run
     from .errors import (
         BuildError,
         CommandError,
@@ -69,7 +76,7 @@ if TYPE_CHECKING:
         StartError,
     )
     from .model import Limits, Mount, Network, Outcome, Policy, Result, Spec
-    from .sandbox import run
+    from .sandbox import AsyncPool, AsyncSandbox, Output
 
 
 def __getattr__(name: str) -> object:

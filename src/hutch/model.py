@@ -191,6 +191,8 @@ class Rootfs(Value):
     variables: tuple[tuple[str, str], ...] = ()
     interpreter: tuple[str, ...] = ()
     """argv before the name of the code file."""
+    interpreters: tuple[tuple[str, str], ...] = ()
+    """(name, program) of every interpreter that can be kept alive in it."""
     code_path: GuestPath = GuestPath("/run/hutch/main")
 
     @property
@@ -223,6 +225,10 @@ class Plan(Value):
     """Writable mounts whose growth is bounded by looking."""
     temporary: tuple[GuestPath, ...] = ()
     """Filesystems of the sandbox that live in memory."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """What programs inside find in their environment."""
+    interpreters: tuple[tuple[str, str], ...] = ()
+    """For a sandbox that stays: (name, program) of what can be kept alive in it."""
     unsafe: tuple[str, ...] = ()
     environment: str = ""
     source: Source = Source.HOST

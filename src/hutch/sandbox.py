@@ -1,90 +1,612 @@
-"""The Python API."""
+"""The Python API for programs with an event loop. `blocking.py` is the same for those without."""
 
 from __future__ import annotations
 
-from . import process
-from .config import private_directories
-from .engine import state, supervisor
+import asyncio
+import codecs
+import weakref
+
+from .config import data_directory
+from .engine.box import Box
+from .engine.engine import Engine
+from .engine.files import Entry, Files, Transfer
+from .engine.interpreter import Run
+from .engine.planning import check_code
+from .engine.pool import DEFAULT_SIZE
+from .engine.program import Command, Program
+from .engine.session import Session, Sessions
+from .engine.store import Store
 from .errors import SpecError
-from .isolation import jail, limits, mounts
-from .model import HostPath, Plan, Result, Source, Spec, Value
-from .sources import host
+from .model import Limits, Result, Value
 from .spec import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from types import EllipsisType, TracebackType
+    from typing import Any, Self
 
-CODE_BYTES = 16 * 1024 * 1024
+    from .engine.pipes import Listener
+    from .engine.pool import Pool as EnginePool
+
+    OnOutput = Callable[[str], object]
+
+STDIN_BYTES = 64 * 1024 * 1024
 
 
-class Prepared(Value):
-    """A plan, and the program that carries it out."""
+class Output(Value):
+    """A piece of what a program printed."""
 
-    plan: Plan
-    warden: HostPath
+    stream: str
+    """stdout or stderr."""
+    text: str
 
 
-def prepare(spec: Spec, code: str) -> Prepared:
-    """Look at the host, and plan.
+class AsyncFiles:
+    """The files of a sandbox's workspace. Paths are relative to it; no link is followed.
+
+    Every method raises SpecError where a path is not below the workspace, does not exist, or is of the wrong kind.
+    """
+
+    def __init__(self, box: Callable[[], Box]) -> None:
+        self._box = box
+
+    @property
+    def _files(self) -> Files:
+        return self._box().files
+
+    async def read(self, path: str) -> bytes:
+        """The content of a file, at most 64 MiB; `download` copies larger ones."""
+        return await self._files.read(path)
+
+    async def read_text(self, path: str) -> str:
+        """The content of a file as text."""
+        return (await self._files.read(path)).decode("utf-8", "replace")
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        """Put a file in place in one step, with the directories above it."""
+        await self._files.write(path, data)
+
+    async def list(self, path: str = ".") -> list[Entry]:
+        """What is in a directory, by name."""
+        return await self._files.list(path)
+
+    async def stat(self, path: str) -> Entry:
+        """What a path is. A link is described, not followed."""
+        return await self._files.stat(path)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is something at a path."""
+        return await self._files.exists(path)
+
+    async def mkdir(self, path: str) -> None:
+        """Make a directory, and those above it."""
+        await self._files.mkdir(path)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty directory, or with recursive a directory and all below it."""
+        await self._files.remove(path, recursive=recursive)
+
+    async def move(self, path: str, to: str) -> None:
+        """Give a file or directory another place in the workspace."""
+        await self._files.move(path, to)
+
+    async def upload(self, host_path: str, path: str = ".") -> Transfer:
+        """Copy a file or a directory of the host into the workspace. Links in it are skipped, and named."""
+        return await self._files.upload(host_path, path)
+
+    async def download(self, path: str, host_path: str) -> Transfer:
+        """Copy a file or a directory of the workspace to the host. Links in it are skipped, and named."""
+        return await self._files.download(path, host_path)
+
+
+class AsyncProcess:
+    """A command that runs in a sandbox, and that is talked to."""
+
+    def __init__(self, program: Program, outputs: asyncio.Queue[Output | None]) -> None:
+        self._program = program
+        self._outputs = outputs
+
+    @property
+    def pid(self) -> int:
+        """Its number inside the sandbox; 0 if it could not be started."""
+        return self._program.pid
+
+    async def write(self, data: bytes | str) -> None:
+        """Write to its standard input, or type on its terminal."""
+        await self._program.write_stdin(_bytes(data))
+
+    async def close_stdin(self) -> None:
+        """Tell it that there is no more input."""
+        await self._program.close_stdin()
+
+    async def signal(self, number: int) -> bool:
+        """Send a signal to it and its process group. False if it is gone."""
+        return await self._program.signal(number)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell it the size of its terminal."""
+        self._program.resize(rows, columns)
+
+    async def wait(self) -> Result:
+        """Wait for its end."""
+        return await self._program.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Its output as it comes, to the end."""
+        while (output := await self._outputs.get()) is not None:
+            yield output
+
+
+class AsyncRunning:
+    """A run whose output is read while it lasts. Ends the run when it is left early."""
+
+    def __init__(self, start: Callable[[Listener], asyncio.Task[Result]]) -> None:
+        self._start = start
+        self._task: asyncio.Task[Result] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """Its output as it comes."""
+        outputs: asyncio.Queue[Output | None] = asyncio.Queue()
+        listener = _to_queue(outputs)
+        task = self._task = self._start(listener)
+        task.add_done_callback(lambda _: outputs.put_nowait(None))
+        try:
+            while (output := await outputs.get()) is not None:
+                yield output
+            await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+    @property
+    def result(self) -> Result:
+        """What came of it, once its output was read to the end."""
+        if self._task is None or not self._task.done():
+            raise SpecError("the run is not over", code="spec.running", hint="read its output to the end first")
+        return self._task.result()
+
+
+class AsyncSandbox:
+    """A sandbox that stays: state, files and processes live from one call to the next.
+
+    ``async with AsyncSandbox("python", memory_mb=512) as box: await box.run("print(1)")``
+    """
+
+    def __init__(self, environment: str | None = None, *, session: str | None = None, **request: Any) -> None:
+        """Describe it. Nothing is started yet.
+
+        Args:
+            environment: python (the default), shell, node, or another of the configuration.
+            session: the name or id of a session, whose files are kept on disk. Made if there is none.
+            **request: any key of the schema (docs/spec.md), such as memory_mb=256 or network="full".
+
+        Raises:
+            SpecError: the request is wrong.
+        """
+        self._request = dict(request)
+        if environment is not None:
+            self._request["environment"] = environment
+        elif session is None:
+            self._request["environment"] = "python"
+        self._session = session
+        self._spec = parse({"environment": "python", **self._request})
+        self._box: Box | None = None
+        self._is_reconnecting = False
+        self.files = AsyncFiles(self._require_box)
+
+    @classmethod
+    def reconnect(cls, session: str) -> Self:
+        """A session that exists, by id or name; SessionError when it is used and there is none."""
+        box = cls(session=session)
+        box._is_reconnecting = True
+        return box
+
+    # ---- life ----
+
+    async def start(self) -> Self:
+        """Begin. `async with` does that.
+
+        Raises:
+            SessionError: the session does not exist, is held by another process, or is of another kind.
+            HostError, StartError: the sandbox cannot be started.
+        """
+        if self._box is None:
+            house = House.of_this_loop()
+            if self._session is None:
+                self._box = Box(house.engine, self._spec)
+            else:
+                wanted = None if self._is_reconnecting else self._request
+                self._box = await house.sessions().open(self._session, wanted, create=not self._is_reconnecting)
+                self._spec = self._box.spec
+            await self._box.start()
+        return self
+
+    async def close(self) -> None:
+        """End it, and wait until nothing of it is left; the files of a session stay."""
+        if isinstance(self._box, Session):
+            await House.of_this_loop().sessions().close(self._box)
+        elif self._box is not None:
+            await self._box.close()
+
+    async def destroy(self) -> None:
+        """End it, and remove a session's files as well."""
+        if isinstance(self._box, Session):
+            await House.of_this_loop().sessions().destroy(self._box)
+        else:
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def id(self) -> str | None:
+        """The session's id, for `reconnect`; None for a sandbox that keeps nothing."""
+        return self._box.id if isinstance(self._box, Session) else None
+
+    # ---- code ----
+
+    async def run(
+        self,
+        code: str,
+        *,
+        interpreter: str | None = None,
+        stdin: bytes | str = b"",
+        timeout_seconds: float | EllipsisType | None = ...,
+        echo: bool = False,
+        check: bool = False,
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> Result:
+        """Run code with the state that earlier runs left.
+
+        Args:
+            code: the program.
+            interpreter: python, bash or node; by default that of the environment.
+            stdin: what it reads.
+            timeout_seconds: at which it is interrupted, and killed if that does not help; by default the sandbox's.
+            echo: print the value of the last expression, as a REPL does.
+            check: raise where the outcome is not ok.
+            on_stdout, on_stderr: called with each piece of output as it comes.
+
+        Raises:
+            CommandError: with check, the outcome is not ok.
+            SpecError: the request is wrong.
+            HostError, StartError: the sandbox cannot be started, or has no such interpreter.
+            GoneError: it was closed meanwhile.
+        """
+        listener = _to_callbacks(on_stdout, on_stderr)
+        result = await self._run(code, interpreter, _bytes(stdin), timeout_seconds, echo=echo, listener=listener)
+        return result.check() if check else result
+
+    def stream(
+        self,
+        code: str,
+        *,
+        interpreter: str | None = None,
+        stdin: bytes | str = b"",
+        timeout_seconds: float | EllipsisType | None = ...,
+    ) -> AsyncRunning:
+        """Run code, and read its output while it lasts: ``async for output in box.stream(code)``."""
+
+        def start(listener: Listener) -> asyncio.Task[Result]:
+            running = self._run(code, interpreter, _bytes(stdin), timeout_seconds, echo=False, listener=listener)
+            return asyncio.get_running_loop().create_task(running)
+
+        return AsyncRunning(start)
+
+    async def _run(
+        self,
+        code: str,
+        interpreter: str | None,
+        stdin: bytes,
+        timeout_seconds: float | EllipsisType | None,
+        *,
+        echo: bool,
+        listener: Listener | None,
+    ) -> Result:
+        run = make_run(self._spec.policy.limits, code, stdin, timeout_seconds, echo=echo)
+        return await self._require_box().run(run, interpreter, listener)
+
+    async def interrupt(self, interpreter: str | None = None) -> bool:
+        """End what an interpreter runs now, as Ctrl-C would; its state stays. False if it runs nothing."""
+        return await self._require_box().interrupt(interpreter)
+
+    # ---- commands ----
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        stdin: bytes | str = b"",
+        timeout_seconds: float | None = None,
+        check: bool = False,
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> Result:
+        """Run a command to its end, beside whatever else runs.
+
+        Args:
+            argv: the program and its arguments; no shell is involved.
+            env: variables beside the sandbox's own.
+            cwd: where it starts, relative to the workspace.
+            stdin: what it reads.
+            timeout_seconds: at which it is killed; None for no limit.
+            check: raise where the outcome is not ok.
+            on_stdout, on_stderr: called with each piece of output as it comes.
+
+        Raises:
+            CommandError: with check, the outcome is not ok.
+            SpecError: the request is wrong.
+            GoneError: the sandbox was closed meanwhile.
+        """
+        command = make_command(self._spec.policy.limits, argv, env, cwd, _bytes(stdin), timeout_seconds, None)
+        result = await self._require_box().execute(command, _to_callbacks(on_stdout, on_stderr))
+        return result.check() if check else result
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        timeout_seconds: float | None = None,
+        terminal: tuple[int, int] | None = None,
+    ) -> AsyncProcess:
+        """Start a command and talk to it: write to it, read it, send it signals.
+
+        Args:
+            argv, env, cwd, timeout_seconds: as of `exec`.
+            terminal: rows and columns, for a program that wants a terminal.
+
+        Raises:
+            SpecError: the request is wrong.
+            GoneError: the sandbox was closed.
+        """
+        command = make_command(self._spec.policy.limits, argv, env, cwd, None, timeout_seconds, terminal)
+        outputs: asyncio.Queue[Output | None] = asyncio.Queue()
+        program = await self._require_box().start_program(command, _to_queue(outputs))
+        program.on_end(lambda: outputs.put_nowait(None))
+        return AsyncProcess(program, outputs)
+
+    async def processes(self) -> list[Mapping[str, Any]]:
+        """What runs in it: pid, argv, memory_bytes, cpu_seconds of each process, in the background too."""
+        from .engine import census
+
+        live = self._require_box().live
+        return [] if live is None else [entry.to_json() for entry in census.find_programs(live.child_pid)]
+
+    async def kill(self, pid: int, number: int = 9) -> bool:
+        """Send a signal to a process of `processes`. False if there is none."""
+        return await self._require_box().kill(pid, number)
+
+    def _require_box(self) -> Box:
+        if self._box is None:
+            raise SpecError(
+                "the sandbox was not started", code="spec.started", hint="use it in a with block, or call start()"
+            )
+        return self._box
+
+
+class AsyncPool:
+    """Fresh sandboxes that wait, ready, each for one run.
+
+    ``async with AsyncPool("python", size=8) as pool: await pool.run("print(1)")``
+    """
+
+    def __init__(self, environment: str = "python", *, size: int = DEFAULT_SIZE, **request: Any) -> None:
+        """Describe it. Nothing is started yet.
+
+        Args:
+            environment: python, shell, node, or another of the configuration.
+            size: how many sandboxes wait.
+            **request: any key of the schema (docs/spec.md).
+
+        Raises:
+            SpecError: the request is wrong.
+        """
+        if not 0 <= size <= 1024:
+            raise SpecError(f"size {size} is not between 0 and 1024", code="spec.pool-size", hint="size=8")
+        self._spec = parse({"environment": environment, **request})
+        self._size = size
+        self._pool: EnginePool | None = None
+
+    async def start(self) -> Self:
+        """Begin to fill it. `async with` does that."""
+        if self._pool is None:
+            from .engine.pool import Pool
+
+            self._pool = Pool(House.of_this_loop().engine, self._spec, self._size)
+        return self
+
+    async def close(self) -> None:
+        """End the sandboxes that wait."""
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        stdin: bytes | str = b"",
+        timeout_seconds: float | EllipsisType | None = ...,
+        check: bool = False,
+        on_stdout: OnOutput | None = None,
+        on_stderr: OnOutput | None = None,
+    ) -> Result:
+        """Run code in a sandbox of its own, as a script; nothing of it stays.
+
+        Raises:
+            CommandError: with check, the outcome is not ok.
+            SpecError: the request is wrong.
+            HostError, StartError: no sandbox could be started, or the machine is full.
+        """
+        if self._pool is None:
+            raise SpecError("the pool was not started", code="spec.started", hint="use it in a with block")
+        run = make_run(self._spec.policy.limits, code, _bytes(stdin), timeout_seconds, echo=False).replace(once=True)
+        result = await self._pool.run(run, _to_callbacks(on_stdout, on_stderr))
+        return result.check() if check else result
+
+    async def map(self, codes: Iterable[str], **options: Any) -> list[Result]:
+        """Run many programs, as many at once as the machine takes, and return one Result each, in order.
+
+        Args:
+            codes: the programs.
+            **options: as of `run`, for all of them.
+        """
+        turns = asyncio.Semaphore(max(self._size, 1) * 4)
+
+        async def one(code: str) -> Result:
+            async with turns:
+                return await self.run(code, **options)
+
+        tasks = [asyncio.get_running_loop().create_task(one(code)) for code in codes]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+
+
+# ---- what an event loop has -----------------------------------------------------------------------------------------
+
+
+class House:
+    """The engine and the sessions of one event loop."""
+
+    _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, House] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self._sessions: Sessions | None = None
+
+    @classmethod
+    def of_this_loop(cls) -> House:
+        """That of the loop that runs now."""
+        loop = asyncio.get_running_loop()
+        if loop not in cls._all:
+            cls._all[loop] = cls()
+        return cls._all[loop]
+
+    def sessions(self) -> Sessions:
+        """The sessions of the data directory."""
+        if self._sessions is None:
+            self._sessions = Sessions(self.engine, Store(data_directory()))
+        return self._sessions
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._sessions is not None:
+            await self._sessions.close_all()
+        await self.engine.close()
+
+
+def make_run(
+    limits: Limits, code: str, stdin: bytes, timeout_seconds: float | EllipsisType | None, *, echo: bool
+) -> Run:
+    """A request to an interpreter, checked.
 
     Raises:
-        SpecError: the request asks for what must not be.
-        HostError: this machine cannot do it.
+        SpecError: the code, the input or the time is not possible.
     """
-    limits.start_priming()
     check_code(code)
-    if spec.environment.source not in (None, Source.HOST):
+    if len(stdin) > STDIN_BYTES:
         raise SpecError(
-            f"source {spec.environment.source.value if spec.environment.source else ''} is not supported yet",
-            code="spec.source",
-            hint='use source = "host"',
+            f"stdin has {len(stdin)} bytes",
+            code="spec.stdin-size",
+            hint="write large inputs to a file: box.files.upload",
         )
-    token = process.make_token()
-    rootfs = host.realise(spec.environment)
-    checked = mounts.check_mounts(spec.policy.mounts, spec.policy.unsafe, private_directories())
-    checked = tuple(
-        mount.replace(work_directory=mounts.require_work_directory(mount, state.work_places(), f"{token}-{index}"))
-        if mount.guarded
-        else mount
-        for index, mount in enumerate(checked)
+    seconds = limits.timeout_seconds if timeout_seconds is ... else _require_time(timeout_seconds)
+    return Run(code=code, limits=limits, stdin=stdin, timeout_seconds=seconds, echo=echo)
+
+
+def make_command(
+    limits: Limits,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str,
+    stdin: bytes | None,
+    timeout_seconds: float | None,
+    terminal: tuple[int, int] | None,
+) -> Command:
+    """A command, checked.
+
+    Raises:
+        SpecError: it is not possible.
+    """
+    if isinstance(argv, str):
+        raise SpecError(
+            "a command is a list of words, not one text",
+            code="spec.command",
+            hint='for example ["sh", "-c", "ls | wc"]',
+        )
+    return Command(
+        argv=tuple(argv),
+        limits=limits,
+        variables=parse({"env": dict(env)}).policy.variables if env else (),
+        cwd=cwd,
+        stdin=stdin,
+        timeout_seconds=None if timeout_seconds is None else _require_time(timeout_seconds),
+        terminal=terminal,
     )
-    paths = [path for mount in checked for path in (mount.host_path, mount.work_directory) if path]
-    machine = jail.inspect_host(token, spec.policy.network, rootfs, paths)
-    return Prepared(plan=jail.plan(spec, rootfs, checked, machine, code), warden=machine.warden)
 
 
-def check_code(code: str) -> None:
-    """Refuse code that cannot be handed to an interpreter.
-
-    Raises:
-        SpecError: it is too large, or holds a NUL byte.
-    """
-    if len(code) > CODE_BYTES:
-        raise SpecError(
-            f"the code is {len(code)} characters long",
-            code="spec.code-size",
-            hint="mount large inputs as files: --mount DIR:/data",
-        )
-    if "\0" in code:
-        raise SpecError("the code holds a NUL byte", code="spec.code-nul", hint="no interpreter reads that; remove it")
+def _require_time(seconds: float | None) -> float | None:
+    return parse({"timeout_seconds": "none" if seconds is None else seconds}).policy.limits.timeout_seconds
 
 
-def run(code: str, environment: str = "python", *, stdin: bytes | str = b"", **request: Any) -> Result:
-    """Run code in a fresh sandbox that is gone afterwards.
+def _bytes(data: bytes | str) -> bytes:
+    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
 
-    Args:
-        code: the program.
-        environment: python, shell or node.
-        stdin: what the program reads.
-        **request: any key of the schema (docs/spec.md), for example ``memory_mb=256`` or ``network="full"``.
 
-    Raises:
-        SpecError: the request is wrong.
-        HostError: this machine cannot isolate it as asked.
-        StartError: the sandbox did not start.
-    """
-    spec = parse({"environment": environment, **request})
-    prepared = prepare(spec, code)
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    return supervisor.run(prepared.plan, prepared.warden, supervisor.Streams(stdin=data))
+_STREAMS = ("stdout", "stderr")
+
+
+def _decoders() -> tuple[codecs.IncrementalDecoder, codecs.IncrementalDecoder]:
+    make = codecs.getincrementaldecoder("utf-8")
+    return make("replace"), make("replace")
+
+
+def _to_callbacks(on_stdout: OnOutput | None, on_stderr: OnOutput | None) -> Listener | None:
+    if on_stdout is None and on_stderr is None:
+        return None
+    decoders = _decoders()
+    callbacks = (on_stdout, on_stderr)
+
+    def listen(index: int, chunk: bytes) -> None:
+        callback = callbacks[index]
+        text = decoders[index].decode(chunk)
+        if callback is not None and text:
+            callback(text)
+
+    return listen
+
+
+def _to_queue(outputs: asyncio.Queue[Output | None]) -> Listener:
+    decoders = _decoders()
+
+    def listen(index: int, chunk: bytes) -> None:
+        text = decoders[index].decode(chunk)
+        if text:
+            outputs.put_nowait(Output(stream=_STREAMS[index], text=text))
+
+    return listen

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import hutch
-from hutch import sandbox
 from hutch.cli import VERBS, build_parser, doctor, main, run
-from hutch.engine import state, supervisor
+from hutch.engine import planning, state, supervisor
 from hutch.errors import HostError
 from hutch.isolation import limits
-from hutch.model import Limits, Outcome, Plan, Result
+from hutch.model import HostPath, Limits, Outcome, Plan, Result
 from hutch.sources import host
 
 Captured = pytest.CaptureFixture[str]
@@ -143,7 +142,7 @@ def test_a_machine_that_cannot_is_not_a_bad_request(capsys: Captured, monkeypatc
         details = "\n".join(f"line {number}" for number in range(100))
         raise HostError("it cannot", code="host.x", details=details, hint="mend it")
 
-    monkeypatch.setattr(sandbox, "prepare", refuse)
+    monkeypatch.setattr(planning, "prepare", refuse)
     assert main(["run", "x"]) == 125
     lines = capsys.readouterr().err.splitlines()
     assert (lines[0], lines[-2], lines[-1]) == ("error: it cannot", "       line 99", "hint: mend it")
@@ -154,7 +153,7 @@ def test_ctrl_c_ends_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupt(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sandbox, "prepare", interrupt)
+    monkeypatch.setattr(planning, "prepare", interrupt)
     assert main(["run", "x"]) == 130
 
 
@@ -171,7 +170,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, result: Result, plan: Plan = PLAN) 
         given.append(streams)
         return result
 
-    monkeypatch.setattr(sandbox, "prepare", lambda _spec, _code: sandbox.Prepared(plan=plan, warden="/warden"))
+    prepared = planning.Prepared(plan=plan, warden=HostPath("/warden"), token="")
+    monkeypatch.setattr(planning, "prepare", lambda _spec, _code: prepared)
     monkeypatch.setattr(supervisor, "run", fake_run)
     monkeypatch.setattr(state, "clear_stale", list)
     monkeypatch.setattr(signal, "signal", lambda _number, _handler: None)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import hutch
-from hutch import cli, config, errors, process, sandbox, spec
+from hutch import cli, config, errors, process, spec
 from hutch.cli import build_parser, run
-from hutch.engine import diagnosis, supervisor
+from hutch.engine import diagnosis, planning, supervisor
 from hutch.errors import CommandError, HostError, HutchError, SandboxError, SpecError, StartError
 from hutch.isolation import bwrap, jail, limits, mounts, network, seccomp
 from hutch.model import Environment, HostPath, Limits, Mount, Outcome, Plan, Result
@@ -284,9 +284,9 @@ TABLE = [
     Row("spec.variable", SpecError, asks({"env": {"A B": "1"}}), "letters, digits and _"),
     Row("spec.secret", SpecError, flags("--env", "API_KEY", "x"), '--env API_KEY="$API_KEY"'),
     Row("spec.session", SpecError, flags("-s", "mine", "x"), "without -s"),
-    Row("spec.source", SpecError, lambda _: sandbox.prepare(spec.parse({"source": "nix"}), "x"), 'source = "host"'),
-    Row("spec.code-size", SpecError, lambda _: sandbox.check_code("x" * (sandbox.CODE_BYTES + 1)), "--mount"),
-    Row("spec.code-nul", SpecError, lambda _: sandbox.check_code("a\0b"), "remove it"),
+    Row("spec.source", SpecError, lambda _: planning.prepare(spec.parse({"source": "nix"}), "x"), 'source = "host"'),
+    Row("spec.code-size", SpecError, lambda _: planning.check_code("x" * (planning.CODE_BYTES + 1)), "--mount"),
+    Row("spec.code-nul", SpecError, lambda _: planning.check_code("a\0b"), "remove it"),
     Row("mount.missing", SpecError, shows("/nonexistent"), "exists"),
     Row("mount.symlink", SpecError, shows(linked), "project is what you mean"),
     Row("mount.kind", SpecError, shows(fifo), "the directory around it"),

@@ -24,6 +24,8 @@ LAYERS = (
     ("isolation", "sources"),
     ("engine",),
     ("sandbox",),
+    ("blocking",),
+    ("testing",),
     ("serve",),
     ("cli",),
     ("__main__",),

@@ -50,8 +50,10 @@ RUN_MODULES = VERSION_MODULES | {
     "hutch.config",
     "hutch.engine",
     "hutch.engine.output",
+    "hutch.engine.planning",
     "hutch.engine.state",
     "hutch.engine.supervisor",
+    "hutch.engine.verdict",
     "hutch.isolation",
     "hutch.isolation.bwrap",
     "hutch.isolation.jail",
@@ -62,7 +64,6 @@ RUN_MODULES = VERSION_MODULES | {
     "hutch.isolation.usage",
     "hutch.model",
     "hutch.process",
-    "hutch.sandbox",
     "hutch.sources",
     "hutch.sources.host",
     "hutch.spec",
@@ -74,8 +75,8 @@ options = build_parser("run").parse_args(["--memory", "1G", "--network", "off", 
 run._code(options)
 spec = run._spec(options)
 try:
-    run.sandbox.host.realise(spec.environment)
-except run.sandbox.host.HostError:
+    run.planning.host.realise(spec.environment)
+except run.planning.host.HostError:
     pass
 """
 

@@ -22,6 +22,7 @@ VERBS = {
     "plan": ("run", "show exactly what a run would execute"),
     "doctor": ("doctor", "what this machine can do, and the fix for what it cannot"),
     "env": ("env", "list and show environments"),
+    "logs": ("logs", "show what was done in sessions"),
     "gc": ("gc", "remove what killed runs left behind"),
     "completion": ("completion", "print the completion script for a shell"),
 }

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from .. import sandbox
 from ..config import data_directory, find_settings
-from ..engine import state, supervisor
+from ..engine import planning, state, supervisor
 from ..errors import HutchError
 from ..isolation import bwrap, jail, limits, network
 from ..model import Network, Result, Value
@@ -241,5 +240,5 @@ def _leftovers() -> Iterator[Finding]:
 
 def _run(code: str, **request: object) -> Result:
     spec = parse({"environment": "shell", "timeout_seconds": 20, **request})
-    prepared = sandbox.prepare(spec, code)
+    prepared = planning.prepare(spec, code)
     return supervisor.run(prepared.plan, prepared.warden)

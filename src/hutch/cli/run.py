@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 
-from .. import sandbox
 from ..config import cache_directory, can_keep, find_settings
-from ..engine import state, supervisor
+from ..engine import planning, state, supervisor
 from ..errors import SpecError
 from ..isolation import jail
 from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Source, Spec
@@ -85,8 +84,8 @@ def main(options: argparse.Namespace) -> int:
         raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
     spec = _spec(options)
     if options.verb == "plan":
-        return _show(sandbox.prepare(spec, code), as_json=options.json)
-    prepared = sandbox.prepare(spec, code)
+        return _show(planning.prepare(spec, code), as_json=options.json)
+    prepared = planning.prepare(spec, code)
     for weaker in prepared.plan.unsafe:
         print(f"warning: weaker isolation: {weaker.replace('_', ' ')}", file=sys.stderr)
     _say_once(prepared.plan)
@@ -165,7 +164,7 @@ def _code(options: argparse.Namespace) -> str:
     if options.file is not None and options.file != "-":
         try:
             with open(options.file, "rb") as file:
-                return _decode(file.read(sandbox.CODE_BYTES + 1), options.file)
+                return _decode(file.read(planning.CODE_BYTES + 1), options.file)
         except OSError as error:
             raise SpecError(
                 f"{options.file} cannot be read ({error.strerror})", code="cli.file", hint="name a readable file"
@@ -179,7 +178,7 @@ def _code(options: argparse.Namespace) -> str:
     if options.code is None and options.file is None and os.isatty(0):
         raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
     with open(0, "rb", closefd=False) as stream:
-        return _decode(stream.read(sandbox.CODE_BYTES + 1), "standard input")
+        return _decode(stream.read(planning.CODE_BYTES + 1), "standard input")
 
 
 def _decode(data: bytes, where: str) -> str:
@@ -261,7 +260,7 @@ def _variable(text: str) -> tuple[str, str]:
 # ---- the plan -------------------------------------------------------------------------------------------------------
 
 
-def _show(prepared: sandbox.Prepared, *, as_json: bool) -> int:
+def _show(prepared: planning.Prepared, *, as_json: bool) -> int:
     plan = prepared.plan
     if as_json:
         print_json(

@@ -13,20 +13,16 @@ import time
 
 from .. import process
 from ..errors import HostError, HutchError
-from ..isolation import jail, limits, mounts, network, usage
+from ..isolation import jail, limits, network
 from ..model import Outcome, Plan, Result, Value
-from . import state
+from . import state, verdict
 from .output import READ_BYTES, Sink, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..model import HostPath
 
-_SAMPLE_SECONDS = 0.025
-_FILES_SECONDS = 0.1
-_DISK_SECONDS = 1.0
 _DRAIN_SECONDS = 0.3
-_SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
 
 class Streams(Value):
@@ -73,8 +69,8 @@ class _Run:
     def run(self) -> Result:
         started = time.monotonic()
         guest: process.Process | None = None
-        self.sampler = _Sampler(self)
-        obeyed = self._look_for_obeyed()
+        self.sampler = verdict.Sampler(self.plan)
+        obeyed = verdict.look_for_obeyed(self.plan)
         limits.make_cgroups(self.plan.cgroups)
         try:
             guest = self._start()
@@ -86,16 +82,8 @@ class _Run:
             self._stop(guest)
             if guest is None or not self._ended():
                 self._clean_up()
-        reported = tuple(sorted(path for path, seen in self._look_for_obeyed().items() if obeyed.get(path) != seen))
+        reported = verdict.find_changed(obeyed, verdict.look_for_obeyed(self.plan))
         return self._result(int((time.monotonic() - started) * 1000)).replace(reported=reported)
-
-    def _look_for_obeyed(self) -> dict[str, tuple[int, ...]]:
-        if self.plan.protected is None:
-            return {}
-        found: dict[str, tuple[int, ...]] = {}
-        for path, _ in self.plan.watched:
-            found |= {f"{path}/{name}": seen for name, seen in mounts.look_for_obeyed(path).items()}
-        return found
 
     def _start(self) -> process.Process:
         for path, uid, gid in self.plan.work_directories:
@@ -184,7 +172,9 @@ class _Run:
             if self.verdict is None and not ended:
                 if deadline is not None and now >= deadline:
                     self._kill(Outcome.TIMEOUT)
-                sampler.look(now)
+                over = sampler.look(now, self.child_pid)
+                if over is not None:
+                    self._kill(over)
             for fd, events in self.poller.poll(self._patience(deadline, sampler, drained_by, ended=ended)):
                 name = names.get(fd, "sink")
                 if name in ("stdout", "stderr", "status"):
@@ -216,7 +206,7 @@ class _Run:
                 self._close("lifeline")
 
     def _patience(
-        self, deadline: float | None, sampler: _Sampler, drained_by: float | None, *, ended: bool
+        self, deadline: float | None, sampler: verdict.Sampler, drained_by: float | None, *, ended: bool
     ) -> float | None:
         times = [sampler.next_look] if sampler.is_needed and self.verdict is None and not ended else []
         if drained_by is not None and time.monotonic() < drained_by:
@@ -372,9 +362,9 @@ class _Run:
             from . import diagnosis
 
             raise diagnosis.explain_exec(self.plan, int(words["exec"][1]))
-        exit_code, signal_name = _ending(words.get("exit"))
+        exit_code, signal_name = verdict.read_status(int(words["exit"][1])) if "exit" in words else (None, None)
         hit = tuple(sorted(self.evidence | ({self.verdict.value} if self.verdict else set())))
-        outcome = self.verdict or self._judge(exit_code, signal_name, hit)
+        outcome = self.verdict or verdict.judge(exit_code, signal_name, hit)
         return Result(
             outcome=outcome,
             exit_code=exit_code,
@@ -392,20 +382,6 @@ class _Run:
             unsafe=self.plan.unsafe,
         )
 
-    def _judge(self, exit_code: int | None, signal_name: str | None, hit: tuple[str, ...]) -> Outcome:
-        if exit_code == 0:
-            return Outcome.OK
-        if exit_code is None and signal_name is None:
-            # The whole sandbox vanished: the kernel's memory killer took pid 1, or somebody killed it from outside.
-            return Outcome.MEMORY if "memory" in hit else Outcome.KILLED
-        if "memory" in hit:
-            return Outcome.MEMORY
-        if "pids" in hit:
-            return Outcome.PIDS
-        if signal_name == "SIGXFSZ":
-            return Outcome.DISK
-        return Outcome.FAILED
-
     def _start_error(self, report: list[str] | None) -> HutchError:
         from . import diagnosis
 
@@ -414,53 +390,6 @@ class _Run:
             operation, number, text = report[1], int(report[2]), report[3] if len(report) > 3 else ""
             return diagnosis.explain_failure(operation, number, text)
         return diagnosis.explain_failure("bwrap", 0, said)
-
-
-class _Sampler:
-    """Looks at what no cgroup counts."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._memory = dict(run.plan.enforced).get("memory") == "sampled"
-        self._disks = [usage.Disk(path, inside) for path, inside in run.plan.watched]
-        now = time.monotonic()
-        self._next_disk = now + _DISK_SECONDS
-        self._next_files = now
-        self.is_needed = self._memory or bool(self._disks)
-        self.next_look = now
-        self._file_bytes = 0
-
-    def look(self, now: float) -> None:
-        if not self.is_needed or now < self.next_look or not self._run.child_pid:
-            return
-        self.next_look = now + (_SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
-        bounds = self._run.plan.limits
-        pids = usage.tree_pids(self._run.child_pid)
-        if self._memory:
-            used = usage.tree_memory(pids)
-            if now >= self._next_files:
-                self._next_files = now + _FILES_SECONDS
-                self._file_bytes = usage.temporary_bytes(pids, self._run.plan.temporary)
-            if used + self._file_bytes > bounds.memory_bytes:
-                self._run._kill(Outcome.MEMORY)
-                return
-        if self._disks and now >= self._next_disk:
-            unnamed = usage.look_at_descriptors(pids).unnamed
-            grown = sum(disk.growth(unnamed) for disk in self._disks)
-            # A large tree must not take more than a tenth of our time.
-            self._next_disk = now + max(_DISK_SECONDS, 10 * (time.monotonic() - now))
-            if grown > bounds.disk_bytes:
-                self._run._kill(Outcome.DISK)
-
-
-def _ending(report: list[str] | None) -> tuple[int | None, str | None]:
-    if report is None:
-        return None, None
-    status = int(report[1])
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return None, _SIGNAL_NAMES.get(number, f"SIG{number}")
-    return os.WEXITSTATUS(status), None
 
 
 def _unregister(poller: select.poll, fd: int) -> None:

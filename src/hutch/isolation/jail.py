@@ -32,9 +32,22 @@ WORK = "layer"
 """The part of a work directory that overlayfs gets. The rest stays ours, so that nobody can move it away."""
 
 INIT = GuestPath("/run/hutch/init")
+RUNS = GuestPath("/run/hutch/runs")
+"""Where interpreters that stay keep the code of their runs."""
+_RUNS_BYTES = 16 * 1024 * 1024
+WORKSPACE = GuestPath("/workspace")
 _BUNDLE = GuestPath("/run/hutch/ca-bundle.crt")
 _SHM_BYTES = 64 * 1024 * 1024
 _STAGES = ("/mnt", "/srv", "/media", "/opt", "/tmp")
+
+
+def _driver(name: str) -> tuple[HostPath, GuestPath]:
+    package = os.path.dirname(os.path.dirname(__file__))
+    return HostPath(f"{package}/guest/{name}"), GuestPath(f"/run/hutch/guest/{name}")
+
+
+DRIVERS = {"python": _driver("python.py"), "bash": _driver("bash.sh"), "node": _driver("node.js")}
+"""What keeps an interpreter alive: its file here, and inside."""
 
 
 class Host(Value):
@@ -178,8 +191,15 @@ class _Draft:
         return fd
 
 
-def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Host, code: str) -> Plan:
+def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Host, code: str | None) -> Plan:
     """What will be executed.
+
+    Args:
+        spec: what was asked for.
+        rootfs: what the sandbox is made of.
+        mounts: what was found where it asks for mounts.
+        host: what was found on this machine.
+        code: the program; None plans a sandbox that stays, with an agent that starts programs when told to.
 
     Raises:
         HostError: strict limits were asked for and would not hold.
@@ -193,10 +213,11 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         host.cpus,
         strict=policy.strict_limits,
         host_writable=host_writable,
+        stays=code is None,
     )
     staged = any(mount.guarded for mount in mounts) or (host.is_root and bool(mounts or host.hidden))
     draft = _Draft()
-    if policy.limits.timeout_seconds is not None:
+    if policy.limits.timeout_seconds is not None and code is not None:
         # hutch keeps the time itself. The warden does so a little later, should hutch be stopped or stuck.
         draft.do("deadline", str(int(policy.limits.timeout_seconds * 1000) + 1000))
     # Before anything else: what the sandbox does to get ready is charged to it, too.
@@ -206,10 +227,16 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     if limit_plan.affinity:
         draft.do("affinity", limit_plan.affinity)
     _namespace_options(draft, policy.network)
-    _variables(draft, spec, rootfs, host)
+    variables = _variables(spec, rootfs, host)
+    for name, value in variables.items():
+        draft.options += ["--setenv", name, value]
     # Files are opened while we are still who we are, in the mount namespace that we came from.
     _root_files(draft, rootfs, host, policy.network)
-    draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
+    if code is not None:
+        draft.options += ["--perms", "0444", "--file", draft.text(code), rootfs.code_path]
+    else:
+        for name, _ in rootfs.interpreters:
+            draft.options += ["--perms", "0444", "--file", draft.file(DRIVERS[name][0]), DRIVERS[name][1]]
     counted = dict(limit_plan.enforced)["memory"] == "tree"
     draft.options += [
         "--seccomp",
@@ -219,6 +246,9 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     program = _stage(draft, host) if staged else host.bwrap.path
     _binds(draft, rootfs, host)
     temporary = _own_filesystems(draft, spec, mounts)
+    if code is None:
+        draft.options += ["--perms", "0755", "--size", str(_RUNS_BYTES), "--tmpfs", RUNS]
+        temporary += (RUNS,)
     for index, mount in enumerate(mounts):
         _mount(draft, mount, index, host, staged=staged)
     guarded = [f"{host.stage}/mount{index}" for index, mount in enumerate(mounts) if mount.guarded]
@@ -239,7 +269,9 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
     return Plan(
         operations=tuple(draft.operations),
         bwrap=(program, *draft.options),
-        command=(INIT, "init", str(STATUS_FD), limit_plan.rlimits, *rootfs.interpreter, rootfs.code_path),
+        command=(INIT, "init", str(STATUS_FD), limit_plan.rlimits, *rootfs.interpreter, rootfs.code_path)
+        if code is not None
+        else (INIT, "agent", str(STATUS_FD), limit_plan.rlimits, WORKSPACE),
         cgroups=limit_plan.cgroups,
         work_directories=tuple(
             (mount.work_directory, mount.uid if host.is_root else host.uid, mount.gid if host.is_root else host.gid)
@@ -252,6 +284,8 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         protected="prevented" if any(mount.guarded for mount in mounts) else None,
         watched=tuple((mount.host_path, mount.guest_path) for mount in mounts if mount.writable),
         temporary=temporary,
+        variables=tuple(variables.items()),
+        interpreters=rootfs.interpreters if code is None else (),
         unsafe=_unsafe(spec),
         environment=spec.environment.name,
         source=rootfs.source,
@@ -277,7 +311,7 @@ def _namespace_options(draft: _Draft, wanted: Network) -> None:
         draft.options += ["--share-net"]
 
 
-def _variables(draft: _Draft, spec: Spec, rootfs: Rootfs, host: Host) -> None:
+def _variables(spec: Spec, rootfs: Rootfs, host: Host) -> dict[str, str]:
     variables = {
         "HOME": "/home/sandbox",
         "USER": "sandbox",
@@ -291,8 +325,7 @@ def _variables(draft: _Draft, spec: Spec, rootfs: Rootfs, host: Host) -> None:
     if host.bundle:
         variables.update(dict.fromkeys(network.BUNDLE_VARIABLES, _BUNDLE))
     variables.update(dict(spec.policy.variables))
-    for name, value in variables.items():
-        draft.options += ["--setenv", name, value]
+    return variables
 
 
 def _root_files(draft: _Draft, rootfs: Rootfs, host: Host, wanted: Network) -> None:
@@ -462,9 +495,11 @@ def to_argv(plan: Plan, warden: HostPath) -> list[str]:
     return [warden, *words, "bwrap", str(len(plan.bwrap) - 1), *plan.bwrap, *command]
 
 
-def to_words(plan: Plan, *, status: int, lifeline: int, gate: int) -> bytes:
+def to_words(plan: Plan, *, status: int, lifeline: int, gate: int, control: int | None = None) -> bytes:
     """The whole run as the warden reads it from a descriptor."""
     words = ["status", str(status), "lifeline", str(lifeline), "gate", str(gate)]
+    if control is not None:
+        words += ["control", str(control)]
     for operation in plan.operations:
         words += operation
     words += ["bwrap", str(len(plan.bwrap) - 1), *plan.bwrap, *plan.command]

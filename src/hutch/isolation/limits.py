@@ -223,8 +223,12 @@ def plan_limits(
     *,
     strict: bool,
     host_writable: bool = False,
+    stays: bool = False,
 ) -> LimitPlan:
     """How the limits will hold, given what the machine offers.
+
+    A sandbox that stays outlives its programs: it has no time of its own, and memory is taken from one of them, not
+    from all.
 
     Raises:
         HostError: strict was asked for, and a limit would not hold for the whole sandbox.
@@ -257,15 +261,15 @@ def plan_limits(
     if "cpu" not in controllers and limits.cpus < len(cpus):
         affinity = ",".join(str(cpu) for cpu in cpus[: max(1, round(limits.cpus))])
     return LimitPlan(
-        cgroups=_control_files(limits, base, token, limits.pids + own_pids) if base else (),
-        rlimits=_rlimits(limits, controllers, own_pids),
+        cgroups=_control_files(limits, base, token, limits.pids + own_pids, stays=stays) if base else (),
+        rlimits=_rlimits(limits.replace(timeout_seconds=None) if stays else limits, controllers, own_pids),
         affinity=affinity,
         enforced=tuple(enforced.items()),
     )
 
 
 def _control_files(
-    limits: Limits, base: CgroupBase, token: str, pids: int
+    limits: Limits, base: CgroupBase, token: str, pids: int, *, stays: bool
 ) -> tuple[tuple[HostPath, tuple[tuple[str, str], ...]], ...]:
     quota = max(1000, int(limits.cpus * _CPU_PERIOD_US))
     if base.version == 2:
@@ -273,7 +277,7 @@ def _control_files(
         files = [
             ("memory.max", str(limits.memory_bytes)),
             ("memory.swap.max", "0"),
-            ("memory.oom.group", "1"),
+            ("memory.oom.group", "0" if stays else "1"),
             ("pids.max", str(pids)),
         ]
         if "cpu" in base.controllers:
@@ -375,15 +379,33 @@ def members(cgroups: Sequence[HostPath]) -> list[int]:
 
 def read_evidence(cgroups: Sequence[HostPath]) -> tuple[str, ...]:
     """The limits that the kernel counted as hit, for cgroups that still exist."""
-    hit = set()
-    for directory in cgroups:
-        if _counter(f"{directory}/memory.oom_control", "oom_kill") or _counter(
-            f"{directory}/memory.events", "oom_kill"
-        ):
-            hit.add("memory")
-        if _counter(f"{directory}/pids.events", "max"):
-            hit.add("pids")
+    hit = {
+        limit for directory in cgroups for limit, _, file, key in _HIT_COUNTERS if _counter(f"{directory}/{file}", key)
+    }
     return tuple(sorted(hit))
+
+
+_HIT_COUNTERS = (
+    # limit, the file that sets it, the file that counts, and the word in that
+    ("memory", "memory.limit_in_bytes", "memory.oom_control", "oom_kill"),
+    ("memory", "memory.max", "memory.events", "oom_kill"),
+    ("pids", "pids.max", "pids.events", "max"),
+)
+
+
+def hit_counters(cgroups: Sequence[tuple[HostPath, tuple[tuple[str, str], ...]]]) -> tuple[tuple[str, str, str], ...]:
+    """Where the kernel counts what a plan's cgroups refuse: (limit, path, word)."""
+    return tuple(
+        (limit, f"{directory}/{counter}", key)
+        for directory, files in cgroups
+        for limit, setting, counter, key in _HIT_COUNTERS
+        if any(name == setting for name, _ in files)
+    )
+
+
+def count_hits(counters: Sequence[tuple[str, str, str]]) -> dict[str, int]:
+    """How often each limit was hit so far."""
+    return {limit: _counter(path, key) for limit, path, key in counters}
 
 
 def _counter(path: str, name: str) -> int:

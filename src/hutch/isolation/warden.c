@@ -1,14 +1,15 @@
-/* hutch-warden: what stands around one sandbox. Freestanding C, no libc, one file for x86_64 and aarch64.
+/* hutch-warden: what stands around one sandbox. Freestanding C, no libc, one program for x86_64 and aarch64.
  *
- * It has two faces, told apart by the first argument:
+ * It has three faces, told apart by the first argument:
  *
  *   warden [--args FD] OP...   outside. Forks a child that carries out the operations in order (join cgroups, unshare,
  *                              stage mounts, drop the uid) and becomes bubblewrap. The parent stays: it ends the
  *                              sandbox when hutch dies, waits until every process of it is gone, and then removes
  *                              what the run left on the host. One clean-up path, whichever way the run ended.
- *   init STATUS LIMITS CMD...  inside, as pid 1. Undumpable, so that the program can neither read its memory nor
- *                              open its descriptors; sets the limits that count per user namespace; runs the
- *                              program as its child, reaps, and reports how the program really ended.
+ *   init STATUS LIMITS CMD...  inside, as pid 1: runs one program (init.c).
+ *   agent STATUS LIMITS DIR    inside, as pid 1: starts programs when it is told to (init.c).
+ *
+ * What follows "--args FD" is not read: it tells whoever lists processes what this sandbox is.
  *
  * Reports are lines on the status descriptor: "child PID", "hold PID", "error OP ERRNO TEXT" (outside), "started",
  * "exec ERRNO", "exit WAITSTATUS" (init), "ended WAITSTATUS" (outside). The program never holds that descriptor.
@@ -16,275 +17,8 @@
  * Every path that comes from a user is opened with openat2 and RESOLVE_NO_SYMLINKS and then used by descriptor, so
  * nothing that is swapped for a link between check and use can redirect a mount (see CVE-2026-87766 for the class).
  */
-#include <asm/unistd.h>
-#include <linux/capability.h>
-#include <linux/close_range.h>
-#include <linux/errno.h>
-#include <linux/fcntl.h>
-#include <linux/mount.h>
-#include <linux/openat2.h>
-#include <linux/poll.h>
-#include <linux/prctl.h>
-#include <linux/sched.h>
-#include <linux/signal.h>
-#include <linux/stat.h>
-
-typedef unsigned long ulong;
-typedef unsigned int uint;
-
-/* ---- system calls -------------------------------------------------------------------------------------------- */
-
-#if defined(__x86_64__)
-static long syscall6(long number, long a, long b, long c, long d, long e, long f)
-{
-    long result;
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    register long r9 __asm__("r9") = f;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-__asm__(".globl _start\n_start:\n xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call entry\n");
-#elif defined(__aarch64__)
-static long syscall6(long number, long a, long b, long c, long d, long e, long f)
-{
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    register long x4 __asm__("x4") = e;
-    register long x5 __asm__("x5") = f;
-    __asm__ volatile("svc 0"
-                     : "+r"(x0)
-                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
-                     : "memory");
-    return x0;
-}
-__asm__(".globl _start\n_start:\n mov x29, #0\n mov x0, sp\n bl entry\n");
-#else
-#error "hutch-warden knows x86_64 and aarch64"
-#endif
-
-#define CALL(name, a, b, c, d, e) \
-    syscall6(__NR_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
-
-#define O_PATH_DIR (O_PATH | O_CLOEXEC | O_DIRECTORY)
-#define MNT_DETACH 2
-#define OVERLAY_FLAGS (MS_NOSUID | MS_NODEV)
-#define EXIT_FAILED 125
-#define SIGNAL_BYTES 8
-
-struct ksigaction {
-    ulong handler, flags, restorer, mask;
-};
-struct kstatfs {
-    long type, bsize;
-    ulong blocks, bfree, bavail, files, ffree, fsid;
-    long namelen, frsize, flags, spare[4];
-};
-struct kdirent {
-    ulong inode, offset;
-    unsigned short size;
-    unsigned char type;
-    char name[];
-};
-
-/* The compiler may call these two on its own, also without a libc. */
-void *memset(void *to, int value, ulong size)
-{
-    for (ulong i = 0; i < size; i++)
-        ((volatile char *)to)[i] = (char)value;
-    return to;
-}
-
-void *memcpy(void *to, const void *from, ulong size)
-{
-    for (ulong i = 0; i < size; i++)
-        ((volatile char *)to)[i] = ((const char *)from)[i];
-    return to;
-}
-
-/* ---- text ---------------------------------------------------------------------------------------------------- */
-
-static ulong length(const char *text)
-{
-    ulong n = 0;
-    while (text[n])
-        n++;
-    return n;
-}
-
-static int same(const char *a, const char *b)
-{
-    while (*a && *a == *b)
-        a++, b++;
-    return *a == *b;
-}
-
-static char *append(char *to, char *end, const char *text)
-{
-    while (*text && to < end)
-        *to++ = *text++;
-    *to = 0;
-    return to;
-}
-
-static char *append_number(char *to, char *end, long value)
-{
-    char digits[24], *at = digits + 23;
-    ulong rest = value < 0 ? -(ulong)value : (ulong)value;
-    *at = 0;
-    do
-        *--at = '0' + rest % 10;
-    while (rest /= 10);
-    if (value < 0)
-        *--at = '-';
-    return append(to, end, at);
-}
-
-/* Stops at the first byte that is no digit and leaves *text there. */
-static ulong number(const char **text)
-{
-    ulong value = 0;
-    while (**text >= '0' && **text <= '9')
-        value = value * 10 + (ulong)(*(*text)++ - '0');
-    return value;
-}
-
-static ulong parse(const char *text)
-{
-    return number(&text);
-}
-
-static uint parse_octal(const char *text)
-{
-    uint value = 0;
-    while (*text >= '0' && *text <= '7')
-        value = value * 8 + (uint)(*text++ - '0');
-    return value;
-}
-
-/* Whether a comma-separated list holds the word. */
-static int has(const char *list, const char *word)
-{
-    ulong n = length(word);
-    while (*list) {
-        ulong i = 0;
-        while (i < n && list[i] == word[i])
-            i++;
-        if (i == n && (list[i] == ',' || !list[i]))
-            return 1;
-        while (*list && *list != ',')
-            list++;
-        if (*list)
-            list++;
-    }
-    return 0;
-}
-
-static long write_all(long fd, const char *data, ulong size)
-{
-    while (size) {
-        long n = CALL(write, fd, data, size, 0, 0);
-        if (n == -EINTR)
-            continue;
-        if (n <= 0)
-            return n ? n : -EIO;
-        data += n;
-        size -= (ulong)n;
-    }
-    return 0;
-}
-
-/* ---- reports ------------------------------------------------------------------------------------------------- */
-
-static long status_fd = -1;
-
-static void report(const char *word, long value)
-{
-    char line[64], *end = line + sizeof line - 2, *at;
-    if (status_fd < 0)
-        return;
-    at = append(line, end, word);
-    at = append(at, end, " ");
-    at = append_number(at, end, value);
-    *at++ = '\n';
-    write_all(status_fd, line, (ulong)(at - line));
-}
-
-static __attribute__((noreturn)) void leave(int code)
-{
-    for (;;)
-        CALL(exit_group, code, 0, 0, 0, 0);
-}
-
-static __attribute__((noreturn)) void fail(const char *operation, long error, const char *detail)
-{
-    char line[1024], *end = line + sizeof line - 2, *at, *clean;
-    at = append(line, end, status_fd < 0 ? "hutch-warden: error " : "error ");
-    at = append(at, end, operation);
-    at = append(at, end, " ");
-    at = append_number(at, end, error < 0 ? -error : error);
-    at = append(at, end, " ");
-    clean = at;
-    at = append(at, end, detail);
-    for (; clean < at; clean++) /* a path may hold anything; a report is one line */
-        if ((unsigned char)*clean < ' ')
-            *clean = '?';
-    *at++ = '\n';
-    write_all(status_fd < 0 ? 2 : status_fd, line, (ulong)(at - line));
-    leave(EXIT_FAILED);
-}
-
-static long check(const char *operation, long result, const char *detail)
-{
-    if (result < 0)
-        fail(operation, result, detail);
-    return result;
-}
-
-/* ---- descriptors and files ----------------------------------------------------------------------------------- */
-
-/* The plan numbers its own descriptors below these. */
-enum { STATUS_FD = 200, LIFELINE_FD, GATE_FD, IDMAP_FD, TETHER_FD, FREE_FD };
-
-static void place(long fd, long target)
-{
-    if (fd == target)
-        return;
-    check("descriptor", CALL(dup3, fd, target, O_CLOEXEC, 0, 0), "dup3");
-    CALL(close, fd, 0, 0, 0, 0);
-}
-
-static long open_beneath(long directory, const char *path, ulong flags, ulong resolve)
-{
-    struct open_how how = {flags | O_CLOEXEC, 0, resolve | RESOLVE_NO_MAGICLINKS};
-    long fd;
-    do /* a rename elsewhere on the path makes the kernel ask for another try */
-        fd = CALL(openat2, directory, path, &how, sizeof how, 0);
-    while (fd == -EAGAIN);
-    return fd;
-}
-
-static long write_file(const char *path, const char *text)
-{
-    long fd = CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0, 0), result;
-    if (fd < 0)
-        return fd;
-    result = CALL(write, fd, text, length(text), 0, 0);
-    CALL(close, fd, 0, 0, 0, 0);
-    return result;
-}
-
-static long sleep_ms(long ms)
-{
-    long time[2] = {ms / 1000, ms % 1000 * 1000000};
-    return CALL(nanosleep, time, 0, 0, 0, 0);
-}
+#include "freestanding.h"
+#include "init.c"
 
 /* ---- operations of the outer child ----------------------------------------------------------------------------- */
 
@@ -482,15 +216,6 @@ static void die_with(long parent)
         leave(EXIT_FAILED);
 }
 
-static void reset_signals(void)
-{
-    struct ksigaction standard = {0, 0, 0, 0};
-    ulong none = 0;
-    for (long n = 1; n <= 64; n++)
-        CALL(rt_sigaction, n, &standard, 0, SIGNAL_BYTES, 0);
-    CALL(rt_sigprocmask, SIG_SETMASK, &none, 0, SIGNAL_BYTES, 0);
-}
-
 static void keep_open(const char *text)
 {
     CALL(fcntl, parse(text), F_SETFD, 0, 0, 0);
@@ -534,7 +259,7 @@ static int arity(const char *op)
         {"status", 1}, {"lifeline", 1}, {"gate", 1},  {"cgroup", 1},  {"scrub", 3},   {"remove", 1}, {"oom", 1},
         {"file", 2},   {"text", 2},     {"pin", 4},   {"unshare", 1}, {"stage", 2},   {"mkdir", 2},  {"write", 3},
         {"idmap", 4},  {"clone", 3},    {"overlay", 5}, {"mask", 3},  {"detach", 1},  {"drop", 2},   {"hold", 0},
-        {"keep", 1},   {"affinity", 1}, {"refresh", 1}, {"deadline", 1}, {"own", 3}, {"unreachable", 2},
+        {"keep", 1},   {"affinity", 1}, {"refresh", 1}, {"deadline", 1}, {"own", 3}, {"unreachable", 2}, {"control", 1},
     };
     for (ulong i = 0; i < sizeof table / sizeof *table; i++)
         if (same(op, table[i].name))
@@ -735,6 +460,7 @@ static __attribute__((noreturn)) void prepare(char **words, int count, long pare
     if (status_fd >= 0)
         CALL(fcntl, status_fd, F_SETFD, 0, 0, 0);
     CALL(fcntl, TETHER_FD, F_SETFD, 0, 0, 0);
+    CALL(fcntl, CONTROL_FD, F_SETFD, 0, 0, 0); /* there where the sandbox has an agent */
     die_with(parent);
     become_bwrap(words + i + 1, count - i - 1);
 }
@@ -801,30 +527,6 @@ static void clean_up(char **words, int count)
 
 /* ---- the outer parent ----------------------------------------------------------------------------------------------- */
 
-static char **read_words(long fd, int *count)
-{
-    struct statx info;
-    char *text, **words;
-    ulong size, got = 0;
-    int n = 0;
-    check("args", CALL(statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &info), "statx");
-    size = info.stx_size;
-    /* room for the text and, after it, for one pointer a word */
-    text = (char *)check("args", syscall6(__NR_mmap, 0, (long)(size + 1 + (size + 2) * sizeof(char *)), 3, 0x22, -1, 0), "mmap");
-    while (got < size) {
-        long r = CALL(pread64, fd, text + got, size - got, got, 0);
-        if (r <= 0)
-            fail("args", r ? r : EIO, "read");
-        got += (ulong)r;
-    }
-    CALL(close, fd, 0, 0, 0, 0);
-    words = (char **)(text + (size + sizeof(char *)) / sizeof(char *) * sizeof(char *));
-    for (ulong at = 0; at < size; at += length(text + at) + 1)
-        words[n++] = text + at;
-    *count = n;
-    return words;
-}
-
 /* First out of the way of each other, then each to its place: any of them may have the number of another's place. */
 static long lift(const char *text)
 {
@@ -869,7 +571,7 @@ static int watch(char **words, int count)
 {
     struct pollfd polls[2];
     ulong all = ~0UL;
-    long status = -1, lifeline = -1, gate = -1, parent, child, signals;
+    long status = -1, lifeline = -1, gate = -1, control = -1, parent, child, signals;
     ulong deadline = 0; /* kept here as well, for a hutch that is stopped or waits for its reader */
     int code = EXIT_FAILED, i = 0, released, tether[2];
     char buffer[128];
@@ -884,6 +586,8 @@ static int watch(char **words, int count)
             lifeline = lift(words[i + 1]);
         else if (same(words[i], "gate"))
             gate = lift(words[i + 1]);
+        else if (same(words[i], "control"))
+            control = lift(words[i + 1]);
         else if (same(words[i], "deadline"))
             deadline = now_ms() + parse(words[i + 1]);
     }
@@ -892,9 +596,11 @@ static int watch(char **words, int count)
     status_fd = settle(status, STATUS_FD);
     lifeline = settle(lifeline, LIFELINE_FD);
     gate = settle(gate, GATE_FD);
+    control = settle(control, CONTROL_FD);
     /* Whatever hutch was started with stays outside: close all but the standard three and the raised ones. */
     check("descriptors", CALL(close_range, 3, STATUS_FD - 1, 0, 0, 0), "close_range");
-    check("descriptors", CALL(close_range, GATE_FD + 1, ~0U, 0, 0, 0), "close_range");
+    check("descriptors", CALL(close_range, GATE_FD + 1, CONTROL_FD - 1, 0, 0, 0), "close_range");
+    check("descriptors", CALL(close_range, CONTROL_FD + 1, ~0U, 0, 0, 0), "close_range");
 
     reset_signals(); /* an ignored SIGCHLD would take the children's ends from us */
     CALL(setsid, 0, 0, 0, 0, 0); /* Ctrl-C is hutch's to judge */
@@ -922,6 +628,8 @@ static int watch(char **words, int count)
     report("child", child);
     if (gate >= 0)
         CALL(close, gate, 0, 0, 0, 0);
+    if (control >= 0)
+        CALL(close, control, 0, 0, 0, 0);
     CALL(close_range, 0, 2, 0, 0, 0); /* whoever reads the output sees its end when the sandbox is gone */
 
     polls[0].fd = (int)signals;
@@ -976,56 +684,7 @@ static int watch(char **words, int count)
     return code;
 }
 
-/* ---- pid 1 inside ------------------------------------------------------------------------------------------------------ */
-
-static int init(int count, char **words, char **environment)
-{
-    long child;
-    const char *at;
-    if (count < 3)
-        return EXIT_FAILED;
-    CALL(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
-    CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* Who died before that call sends no signal any more. */
-    struct pollfd tether = {TETHER_FD, 0, 0};
-    long at_once[2] = {0, 0};
-    CALL(ppoll, &tether, 1, at_once, 0, 0);
-    if (tether.revents & POLLHUP)
-        return EXIT_FAILED;
-    CALL(close, TETHER_FD, 0, 0, 0, 0);
-    if (words[0][0] != '-') {
-        status_fd = (long)parse(words[0]);
-        CALL(fcntl, status_fd, F_SETFD, FD_CLOEXEC, 0, 0);
-    }
-    for (at = words[1]; *at && *at != '-';) {
-        ulong limit[2], resource = number(&at);
-        at += *at == '=';
-        ulong wanted = number(&at);
-        at += *at == ',';
-        check("rlimit", CALL(prlimit64, 0, resource, 0, limit, 0), words[1]);
-        limit[0] = limit[1] = wanted < limit[1] ? wanted : limit[1]; /* what we came with may be stricter */
-        check("rlimit", CALL(prlimit64, 0, resource, limit, 0, 0), words[1]);
-    }
-    report("started", 0);
-    child = check("fork", CALL(clone, SIGCHLD, 0, 0, 0, 0), "clone");
-    if (!child) {
-        long error;
-        CALL(setsid, 0, 0, 0, 0, 0);
-        error = CALL(execve, words[2], words + 2, environment, 0, 0);
-        report("exec", -error);
-        leave(127);
-    }
-    for (;;) {
-        int status = 0;
-        long pid = CALL(wait4, -1, &status, 0, 0, 0);
-        if (pid == child) {
-            report("exit", status);
-            return (status & 0x7f) ? 128 + (status & 0x7f) : status >> 8 & 0xff;
-        }
-        if (pid < 0 && pid != -EINTR)
-            return EXIT_FAILED;
-    }
-}
+/* ---- which face ------------------------------------------------------------------------------------------------------- */
 
 __attribute__((used)) void entry(long *stack)
 {
@@ -1033,7 +692,9 @@ __attribute__((used)) void entry(long *stack)
     char **words = (char **)(stack + 1), **environment = words + count + 1;
     if (count >= 2 && same(words[1], "init"))
         leave(init(count - 2, words + 2, environment));
-    if (count == 3 && same(words[1], "--args")) {
+    if (count >= 2 && same(words[1], "agent"))
+        leave(agent(count - 2, words + 2));
+    if (count >= 3 && same(words[1], "--args")) {
         words = read_words((long)parse(words[2]), &count);
         leave(watch(words, count));
     }

@@ -120,9 +120,20 @@ def _build(environment: Environment) -> Rootfs:
         files=files,
         variables=(("PATH", PATH), *variables),
         interpreter=(program,),
+        interpreters=_interpreters(environment.interpreter, program, [bind.host_path for bind in binds]),
         code_path=GuestPath(f"/run/hutch/{code_file}"),
     )
     return rootfs.replace(stamp=_stamp(rootfs))
+
+
+def _interpreters(own: str, program: str, roots: list[HostPath]) -> tuple[tuple[str, str], ...]:
+    """Every interpreter that is there, the environment's own first."""
+    found = {own: program}
+    for name, (names, *_) in _PROGRAMS.items():
+        other = None if name == own else find_program(names, roots)
+        if other is not None:
+            found[name] = other
+    return tuple(found.items())
 
 
 def _system_binds() -> Iterator[Bind]:
@@ -168,9 +179,9 @@ def _find_own_python() -> Bind | None:
     return Bind(host_path=HostPath(prefix), guest_path=GuestPath(guest))
 
 
-def missing_program(environment: Environment) -> HostError:
-    """The error for a preset whose interpreter this machine does not have."""
-    names, _, _, package, attribute = _PROGRAMS[environment.interpreter]
+def missing_program(environment: Environment, interpreter: str | None = None) -> HostError:
+    """The error for an interpreter that this machine does not have; by default, the environment's own."""
+    names, _, _, package, attribute = _PROGRAMS[interpreter or environment.interpreter]
     return HostError(
         f"environment {environment.name} needs {names[0]}, and this machine has none in /usr",
         code="host.program",

@@ -1,0 +1,504 @@
+"""Files of a sandbox's workspace, for whoever stands outside.
+
+Every path is resolved inside, by the agent, beneath the workspace and without following a link (isolation/init.c); what
+comes out is a descriptor. So nothing that the guest plants or swaps can lead to a file that it could not reach itself,
+and a file that we make belongs to the guest. Sizes are capped, and only regular files are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import posixpath
+import stat
+
+from ..errors import HutchError, SpecError
+from ..isolation import jail
+from ..model import MIB, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any, TypeVar
+
+    from .agent import Agent
+
+    T = TypeVar("T")
+
+MAX_FILE_BYTES = 64 * MIB
+"""What `read` and `write` take at once."""
+MAX_TREE_BYTES = 4096 * MIB
+MAX_TREE_FILES = 100_000
+_CHUNK = MIB
+_QUICK_BYTES = 256 * 1024
+"""What is copied without leaving the event loop."""
+_AT_REMOVEDIR = 0x200
+
+
+class Entry(Value):
+    """What is known of one file, without following a link."""
+
+    path: str
+    """Relative to the workspace."""
+    kind: str
+    """file, directory, link or other."""
+    size: int
+    mode: int
+    modified: float
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return posixpath.basename(self.path)
+
+
+class Transfer(Value):
+    """What an upload or a download came to."""
+
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+    """Links and special files, which are not copied."""
+
+
+class Files:
+    """The workspace of one sandbox."""
+
+    def __init__(
+        self,
+        agent: Callable[[], Awaitable[Agent]],
+        note: Callable[[str, str, int], None] = lambda action, path, size: None,
+    ) -> None:
+        self._agent = agent
+        self._note = note
+        """Told of every change: action, path, bytes."""
+
+    # ---- one file ----
+
+    async def read(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """The content of a regular file.
+
+        Raises:
+            SpecError: there is none, it is larger than max_bytes, not a file, or not below the workspace.
+        """
+        inner = require_inside(path)
+        fd = await self._open(inner, os.O_RDONLY)
+        try:
+            size = _require_regular(fd, path).st_size
+            if size > max_bytes:
+                raise _too_large(path, size, max_bytes)
+            data = await _in_thread(size, _read_all, fd, max_bytes)
+        finally:
+            os.close(fd)
+        if len(data) > max_bytes:
+            raise _too_large(path, len(data), max_bytes)
+        return data
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        """Put a file in place in one step, with the directories above it.
+
+        Raises:
+            SpecError: it is too large, a directory is in the way, or the path is not below the workspace.
+        """
+        inner = _require_name(path)
+        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+        if len(content) > MAX_FILE_BYTES:
+            raise _too_large(path, len(content), MAX_FILE_BYTES)
+
+        async def fill(fd: int) -> None:
+            await _in_thread(len(content), _write_all, fd, content)
+
+        await self._put(inner, await self._mode(inner, 0o644), fill)
+        self._note("write", inner, len(content))
+
+    async def stat(self, path: str) -> Entry:
+        """What a path is. A link is described, not followed.
+
+        Raises:
+            SpecError: there is nothing, or the path is not below the workspace.
+        """
+        inner = require_inside(path)
+        fd = await self._open(inner, os.O_PATH)
+        try:
+            return _entry(inner, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is something at a path, even a link that leads nowhere."""
+        try:
+            await self.stat(path)
+        except SpecError as error:
+            if error.code in ("files.missing", "files.link"):
+                return False
+            raise
+        return True
+
+    async def list(self, path: str = ".") -> list[Entry]:
+        """What is in a directory, by name.
+
+        Raises:
+            SpecError: it is no directory, or not below the workspace.
+        """
+        inner = require_inside(path)
+        fd = await self._open(inner, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = []
+            for name in sorted(os.listdir(fd)):
+                try:
+                    info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except OSError:
+                    continue  # gone meanwhile
+                found.append(_entry(posixpath.normpath(posixpath.join(inner, name)), info))
+            return found
+        finally:
+            os.close(fd)
+
+    async def mkdir(self, path: str) -> None:
+        """Make a directory, and those above it. One that exists is left as it is.
+
+        Raises:
+            SpecError: a file is in the way, or the path is not below the workspace.
+        """
+        inner = require_inside(path)
+        parts = [] if inner == "." else inner.split("/")
+        for depth in range(1, len(parts) + 1):
+            step = "/".join(parts[:depth])
+            try:
+                await (await self._agent()).request("mkdir", "0755", step)
+                self._note("mkdir", step, 0)
+            except FileExistsError:
+                fd = await self._open(step, os.O_PATH | os.O_DIRECTORY)
+                os.close(fd)
+            except OSError as error:
+                raise _explain(path, error) from error
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link, an empty directory, or with recursive a directory and all below it.
+
+        Raises:
+            SpecError: there is nothing, the directory is not empty, or the path is not below the workspace.
+        """
+        inner = _require_name(path)
+        agent = await self._agent()
+        try:
+            await agent.request("remove", 0, inner)
+        except IsADirectoryError:
+            if recursive:
+                for entry in await self.list(inner):
+                    await self.remove(entry.path, recursive=True)
+            try:
+                await agent.request("remove", _AT_REMOVEDIR, inner)
+            except OSError as error:
+                raise _explain(path, error) from error
+        except OSError as error:
+            raise _explain(path, error) from error
+        self._note("remove", inner, 0)
+
+    async def move(self, path: str, to: str) -> None:
+        """Give a file or directory another place in the workspace; a file there is replaced.
+
+        Raises:
+            SpecError: there is nothing, something is in the way, or a path is not below the workspace.
+        """
+        source, target = _require_name(path), _require_name(to)
+        await self._make_parent(target)
+        try:
+            await (await self._agent()).request("rename", source, target)
+        except OSError as error:
+            raise _explain(f"{path} -> {to}", error) from error
+        self._note("move", f"{source} -> {target}", 0)
+
+    # ---- trees ----
+
+    async def upload(self, host_path: str, path: str = ".") -> Transfer:
+        """Copy a file or a directory of the host into the workspace.
+
+        Args:
+            host_path: what to copy. Links and special files in it are skipped, and named in what is returned.
+            path: the name that it gets; for a directory, where its content goes.
+
+        Raises:
+            SpecError: it does not exist, is too large, or the path is not below the workspace.
+        """
+        inner = require_inside(path)
+        transfer = _Count()
+        try:
+            if os.path.isdir(host_path):
+                await self._upload_tree(host_path, inner, transfer)
+            else:
+                await self._upload_file(host_path, inner, transfer, None)
+        except OSError as error:
+            raise SpecError(
+                f"{error.filename or host_path} cannot be read ({error.strerror})",
+                code="files.host",
+                hint="name a file or directory that exists and that you may read",
+            ) from error
+        self._note("upload", inner, transfer.bytes)
+        return transfer.value()
+
+    async def download(self, path: str, host_path: str) -> Transfer:
+        """Copy a file or a directory of the workspace to the host.
+
+        Args:
+            path: what to copy. Links and special files in it are skipped, and named in what is returned.
+            host_path: the name that it gets; for a directory, where its content goes. Files there are replaced, but
+                nothing is written through a link.
+
+        Raises:
+            SpecError: it does not exist, is too large, or cannot be written.
+        """
+        inner = require_inside(path)
+        transfer = _Count()
+        kind = (await self.stat(inner)).kind
+        try:
+            if kind == "directory":
+                os.makedirs(host_path, exist_ok=True)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                await self._download_tree(inner, os.open(host_path, flags), transfer, host_path)
+            else:
+                parent = os.open(os.path.dirname(os.path.abspath(host_path)), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    await self._download_file(inner, parent, os.path.basename(host_path), transfer)
+                finally:
+                    os.close(parent)
+        except OSError as error:
+            raise SpecError(
+                f"{error.filename or host_path} cannot be written ({error.strerror})",
+                code="files.host",
+                hint="name a directory that you may write to, and remove links that are in the way",
+            ) from error
+        return transfer.value()
+
+    async def _upload_tree(self, host_path: str, inner: str, transfer: _Count) -> None:
+        await self.mkdir(inner)
+        with os.scandir(host_path) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        for entry in entries:
+            target = posixpath.normpath(posixpath.join(inner, entry.name))
+            if entry.is_dir(follow_symlinks=False):
+                await self._upload_tree(entry.path, target, transfer)
+            elif entry.is_file(follow_symlinks=False):
+                await self._upload_file(entry.path, target, transfer, os.O_NOFOLLOW)
+            else:
+                transfer.skipped.append(entry.path)
+
+    async def _upload_file(self, host_path: str, inner: str, transfer: _Count, no_follow: int | None) -> None:
+        source = os.open(host_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (no_follow or 0))
+        try:
+            info = _require_regular(source, host_path)
+            transfer.add(info.st_size)
+
+            async def fill(fd: int) -> None:
+                await _in_thread(info.st_size, _copy, source, fd)
+
+            target = _require_name(inner)
+            await self._put(target, 0o755 if info.st_mode & 0o100 else 0o644, fill)
+        finally:
+            os.close(source)
+
+    async def _download_tree(self, inner: str, directory: int, transfer: _Count, shown: str) -> None:
+        """Takes the descriptor over."""
+        try:
+            for entry in await self.list(inner):
+                if entry.kind == "directory":
+                    try:
+                        os.mkdir(entry.name, 0o755, dir_fd=directory)
+                    except FileExistsError:
+                        pass
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                    below = os.open(entry.name, flags, dir_fd=directory)
+                    await self._download_tree(entry.path, below, transfer, f"{shown}/{entry.name}")
+                elif entry.kind == "file":
+                    await self._download_file(entry.path, directory, entry.name, transfer)
+                else:
+                    transfer.skipped.append(entry.path)
+        finally:
+            os.close(directory)
+
+    async def _download_file(self, inner: str, directory: int, name: str, transfer: _Count) -> None:
+        source = await self._open(inner, os.O_RDONLY)
+        try:
+            info = _require_regular(source, inner)
+            transfer.add(info.st_size)
+            temporary = f".{name[:200]}.{os.urandom(4).hex()}"
+            mode = 0o755 if info.st_mode & 0o100 else 0o644
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            target = os.open(temporary, flags, mode, dir_fd=directory)
+            try:
+                await _in_thread(info.st_size, _copy, source, target)
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                os.unlink(temporary, dir_fd=directory)
+                raise
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    # ---- the agent ----
+
+    async def _open(self, inner: str, flags: int, mode: int = 0) -> int:
+        try:
+            return (await (await self._agent()).request("open", flags, f"{mode:o}", inner)).fd
+        except OSError as error:
+            raise _explain(inner, error) from error
+
+    async def _mode(self, inner: str, default: int) -> int:
+        try:
+            entry = await self.stat(inner)
+        except SpecError:
+            return default
+        return entry.mode & 0o777 if entry.kind == "file" else default
+
+    async def _make_parent(self, inner: str) -> None:
+        parent = posixpath.dirname(inner)
+        if parent:
+            await self.mkdir(parent)
+
+    async def _put(self, inner: str, mode: int, fill: Callable[[int], Awaitable[None]]) -> None:
+        """Fill a file under another name, and give it its own when it is whole."""
+        await self._make_parent(inner)
+        agent = await self._agent()
+        directory, name = posixpath.split(inner)
+        temporary = posixpath.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+        fd = await self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            try:
+                await fill(fd)
+            finally:
+                os.close(fd)
+            await agent.request("rename", temporary, inner)
+        except BaseException as error:
+            try:
+                await asyncio.shield(agent.request("remove", 0, temporary))
+            except (OSError, HutchError):
+                pass
+            if isinstance(error, OSError):
+                raise _explain(inner, error) from error
+            raise
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.files = 0
+        self.bytes = 0
+        self.skipped: list[str] = []
+
+    def add(self, size: int) -> None:
+        self.files += 1
+        self.bytes += size
+        if self.files > MAX_TREE_FILES or self.bytes > MAX_TREE_BYTES:
+            raise SpecError(
+                f"more than {MAX_TREE_FILES} files or {MAX_TREE_BYTES // MIB} MiB",
+                code="files.size",
+                hint="mount the directory instead",
+            )
+
+    def value(self) -> Transfer:
+        return Transfer(files=self.files, bytes=self.bytes, skipped=tuple(self.skipped))
+
+
+# ---- paths and errors -----------------------------------------------------------------------------------------------
+
+
+def require_inside(path: str) -> str:
+    """A path relative to the workspace, normal and below it.
+
+    Raises:
+        SpecError: it is not below it.
+    """
+    inner = posixpath.normpath(posixpath.join(jail.WORKSPACE, path)) if "\0" not in path else ""
+    if inner != jail.WORKSPACE and not inner.startswith(f"{jail.WORKSPACE}/"):
+        raise SpecError(
+            f"{path!r} is not below {jail.WORKSPACE}",
+            code="files.path",
+            hint=f"use a path relative to {jail.WORKSPACE}, such as results/a.csv",
+        )
+    if any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in inner.split("/")) or len(inner) > 4000:
+        raise SpecError(f"{path[:100]!r}... is too long a name", code="files.path", hint="use a shorter one")
+    return inner.removeprefix(jail.WORKSPACE).lstrip("/") or "."
+
+
+def _require_name(path: str) -> str:
+    inner = require_inside(path)
+    if inner == "." or path.endswith("/"):
+        raise SpecError(
+            f"{path!r} names a directory", code="files.path", hint="name a file in the workspace, such as results/a.csv"
+        )
+    return inner
+
+
+def _entry(inner: str, info: os.stat_result) -> Entry:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+    return Entry(
+        path=inner,
+        kind=kinds.get(stat.S_IFMT(info.st_mode), "other"),
+        size=info.st_size,
+        mode=stat.S_IMODE(info.st_mode),
+        modified=info.st_mtime,
+    )
+
+
+def _require_regular(fd: int, path: str) -> os.stat_result:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise SpecError(f"{path} is not a regular file", code="files.kind", hint="only regular files can be copied")
+    return info
+
+
+def _too_large(path: str, size: int, allowed: int) -> SpecError:
+    return SpecError(
+        f"{path} has {size} bytes, and {allowed} are allowed at once",
+        code="files.size",
+        hint="upload and download copy larger files",
+    )
+
+
+def _explain(path: str, error: OSError) -> SpecError:
+    if isinstance(error, FileNotFoundError):
+        return SpecError(
+            f"{path} does not exist in the workspace", code="files.missing", hint="files.list() shows what does"
+        )
+    if error.errno in (errno.ELOOP, errno.EXDEV):
+        return SpecError(
+            f"{path} goes through a link, which is not followed", code="files.link", hint="use the path it leads to"
+        )
+    return SpecError(
+        f"{path}: {error.strerror}",
+        code="files.refused",
+        hint="files.stat() tells what is there; a protected path of a project cannot be changed",
+    )
+
+
+# ---- copying --------------------------------------------------------------------------------------------------------
+
+
+async def _in_thread(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    if size <= _QUICK_BYTES:
+        return work(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _read_all(fd: int, max_bytes: int) -> bytes:
+    chunks = []
+    left = max_bytes + 1
+    while left > 0:
+        chunk = os.read(fd, min(left, _CHUNK))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest[:_CHUNK]) :]
+
+
+def _copy(source: int, target: int) -> None:
+    while chunk := os.read(source, _CHUNK):
+        _write_all(target, chunk)

@@ -1,0 +1,353 @@
+"""One interpreter that stays alive in a sandbox, and the runs that it is given, one after the other.
+
+The driver inside (guest/) is the user's own process. All that is believed of it is one line for each run, "done TOKEN
+CODE", where the token is new each time; anything else ends the sandbox with a `ProtocolError`. That a process died is
+heard from the agent, not from the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+
+from ..errors import HostError, HutchError, ProtocolError
+from ..isolation import jail
+from ..model import Limits, Outcome, Result, Value
+from . import verdict
+from .agent import Child
+from .pipes import Capture, Pipes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .live import LiveSandbox
+    from .pipes import Listener
+
+_GRACE_SECONDS = 1.0
+"""What an interpreter has, once interrupted, to come back with its state."""
+_LINE_BYTES = 128
+_ARGUMENTS = {"python": ("-S",), "bash": ("--norc", "--noprofile"), "node": ()}
+
+
+class Run(Value):
+    """One request to an interpreter."""
+
+    code: str
+    limits: Limits
+    stdin: bytes = b""
+    timeout_seconds: float | None = None
+    once: bool = False
+    """As a script: nothing comes after it, and it ends when the process would."""
+    echo: bool = False
+    """Show the value of the last expression."""
+
+
+class Interpreter:
+    """An interpreter of one sandbox. Runs wait for each other in the order in which they came."""
+
+    def __init__(self, sandbox: LiveSandbox, name: str) -> None:
+        """Make it ready to be started.
+
+        Raises:
+            HostError: the environment has no such interpreter.
+        """
+        programs = dict(sandbox.plan.interpreters)
+        if name not in programs:
+            raise HostError(
+                f"environment {sandbox.plan.environment} has no {name}",
+                code="host.interpreter",
+                details=f"it has {', '.join(programs)}",
+                hint=f"use an environment that has {name}, or install it",
+            )
+        self.name = name
+        self._program = programs[name]
+        self._sandbox = sandbox
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._process: _Process | None = None
+        self._was_lost = False
+        """A process with state of earlier runs is gone, and no run was told so yet."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None
+
+    def start(self) -> asyncio.Future[None]:
+        """Start the process, unless it is there. Done when that takes runs; nobody has to wait for it."""
+        if self._process is None:
+            self._process = _Process(self._sandbox, self.name, self._program, self._lose)
+        return self._process.ready
+
+    def _lose(self, process: _Process) -> None:
+        if self._process is process:
+            self._process = None
+            self._was_lost = process.runs > 0
+
+    async def run(self, run: Run, listener: Listener | None = None) -> Result:
+        """Run code, after what came before it.
+
+        Raises:
+            StartError, HostError: the sandbox did not start.
+            ProtocolError: the process sent what it must not; the sandbox was killed.
+            GoneError: the sandbox was closed meanwhile.
+        """
+        async with self._turn:
+            if not self._sandbox.is_alive:
+                self._sandbox.verdict()
+            self.start()
+            process = self._process
+            assert process is not None
+            lost, self._was_lost = self._was_lost, False
+            self._sandbox.watch()
+            try:
+                result = await process.run(run, listener)
+            finally:
+                self._sandbox.unwatch()
+            return result.replace(state_lost=lost or (not run.once and process.is_gone))
+
+    async def interrupt(self) -> bool:
+        """End what runs now, as Ctrl-C would. False if nothing does."""
+        process = self._process
+        return process is not None and await process.interrupt()
+
+    async def stop(self) -> None:
+        """End the process; the next run starts another one."""
+        if self._process is not None:
+            await self._process.stop()
+
+    def close(self) -> None:
+        """Let go of everything on our side; for when the sandbox is over."""
+        if self._process is not None:
+            self._process.end(None)
+
+
+class _Process:
+    """One life of an interpreter."""
+
+    def __init__(self, sandbox: LiveSandbox, name: str, program: str, on_end: Callable[[_Process], None]) -> None:
+        self._sandbox = sandbox
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self.runs = 0
+        self.is_gone = False
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self._ending: asyncio.Future[tuple[int | None, str | None]] | None = None
+        """Of the run that is active: how it ended."""
+        self._token = b""
+        self._outcome: Outcome | None = None
+        self._is_patient = True
+        """Whether a run that takes too long is worth an attempt to save the state."""
+        self._received = b""
+        self._child: Child | None = None
+        self._pipes = Pipes()
+        self._code = os.memfd_create("code", os.MFD_CLOEXEC)
+        self._stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.set_blocking(self._control.fileno(), False)
+        self._loop.add_reader(self._control.fileno(), self._read)
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        argv = [program, *_ARGUMENTS[name], jail.DRIVERS[name][1], jail.RUNS]
+        fds = (null, *self._pipes.theirs, theirs.fileno(), self._code, self._stdin)
+        self._task = self._loop.create_task(self._live(argv, fds))
+        # The request is sent when the task first runs; its copies of the descriptors are then in the socket.
+        self._handed_over = (null, theirs)
+        sandbox.on_end(lambda: self.end(None))
+
+    async def _live(self, argv: list[str], fds: tuple[int, ...]) -> None:
+        """Start it, and hear of its end."""
+        spawning = self._sandbox.agent.spawn(
+            argv, variables=dict(self._sandbox.plan.variables), cwd=jail.WORKSPACE, fds=fds
+        )
+        try:
+            self._child = await spawning
+        except OSError as error:
+            self._sandbox.fail(
+                HostError(
+                    f"{argv[0]} could not be executed in the sandbox ({error.strerror})",
+                    code="host.program",
+                    details=" ".join(argv),
+                    hint=f"check that {argv[0]} runs on the host, and that all its libraries lie in /usr",
+                )
+            )
+            return
+        except HutchError:
+            return  # the sandbox is over, and has said so to everybody
+        finally:
+            self._hand_over()
+        try:
+            self.end(await self._child.exited)
+        except asyncio.CancelledError:
+            if self._sandbox.is_alive:
+                raise
+
+    def _hand_over(self) -> None:
+        null, theirs = self._handed_over
+        if theirs.fileno() >= 0:
+            theirs.close()
+            os.close(null)
+            self._pipes.hand_over()
+
+    # ---- one run ----
+
+    async def run(self, run: Run, listener: Listener | None) -> Result:
+        started = time.monotonic()
+        hits = self._sandbox.hits
+        self.runs += 1
+        self._outcome = None
+        self._is_patient = not run.once
+        capture = Capture(run.limits, listener, lambda: self._overdo(Outcome.OUTPUT))
+        self._pipes.begin(capture)
+        self._ending = self._loop.create_future()
+        self._token = os.urandom(16).hex().encode()
+        timers: list[asyncio.TimerHandle] = []
+        try:
+            self._send(run)
+            if run.timeout_seconds is not None:
+                timers.append(self._loop.call_later(run.timeout_seconds, self._overdo, Outcome.TIMEOUT))
+                timers.append(self._loop.call_later(run.timeout_seconds + _GRACE_SECONDS, self._kill))
+            exit_code, signal_name = await self._ending
+        except asyncio.CancelledError:
+            await self._cancel(once=run.once)
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self._ending = None
+            self._pipes.end()
+        if self.is_gone and exit_code is None and signal_name is None:
+            self._outcome = self._outcome or self._sandbox.verdict()
+        return self._sandbox.result(
+            capture,
+            exit_code=exit_code,
+            signal_name=signal_name,
+            outcome=self._outcome,
+            hits_before=hits,
+            started=started,
+        )
+
+    def _send(self, run: Run) -> None:
+        code = run.code.encode("utf-8", "surrogateescape")
+        for fd, data in ((self._code, code), (self._stdin, run.stdin)):
+            os.ftruncate(fd, len(data))
+            written = 0
+            while written < len(data):
+                written += os.pwrite(fd, data[written:] if written else data, written)
+        flags = ",".join(name for name, on in (("once", run.once), ("echo", run.echo)) if on) or "-"
+        patience = int((run.timeout_seconds or 0) * 1000)
+        header = f"run {self._token.decode()} {self.runs} {len(code)} {len(run.stdin)} {patience} {flags}\n"
+        try:
+            self._control.send(header.encode())
+        except OSError:
+            return  # it is gone, and its end is on the way
+
+    def _overdo(self, outcome: Outcome) -> None:
+        """A limit is reached. Who only took too long may come back; who floods us may not."""
+        if self._ending is None or self._ending.done() or self._outcome is not None:
+            return
+        self._outcome = outcome
+        if outcome is Outcome.TIMEOUT and self._is_patient:
+            self._loop.create_task(self._signal(signal.SIGINT, "group"))
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._child is None:
+            self._sandbox.kill(self._outcome or Outcome.KILLED)  # it does not even start
+        elif self._ending is not None:
+            self._loop.create_task(self._signal(signal.SIGKILL, "session"))
+
+    async def _signal(self, number: int, scope: str) -> bool:
+        try:
+            return self._child is not None and await self._sandbox.agent.signal(self._child, number, scope)
+        except (HutchError, OSError):
+            return False  # it is over anyway
+
+    async def interrupt(self) -> bool:
+        return self._ending is not None and await self._signal(signal.SIGINT, "group")
+
+    async def stop(self) -> None:
+        if await self._signal(signal.SIGKILL, "session") and self._child is not None:
+            await asyncio.wait([self._child.exited])
+
+    async def _cancel(self, *, once: bool) -> None:
+        """Whoever waited does so no more: the run must be over before the next one begins."""
+        if once or not self._sandbox.is_alive:
+            return
+        ending = self._ending
+        await asyncio.shield(self._signal(signal.SIGINT, "group"))
+        if ending is None or self.is_gone:
+            return
+        self._ending = self._loop.create_future()
+        await asyncio.wait([self._ending], timeout=_GRACE_SECONDS)
+        if not self._ending.done():
+            await asyncio.shield(self._signal(signal.SIGKILL, "session"))
+            await asyncio.wait([self._ending], timeout=_GRACE_SECONDS)
+
+    # ---- what it says ----
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._control.fileno())
+            return
+        lines = (self._received + data).split(b"\n")
+        self._received = lines.pop()
+        if len(self._received) > _LINE_BYTES or not all(self._hear(line) for line in lines):
+            said = (lines[0] if lines else self._received)[:_LINE_BYTES]
+            self._sandbox.fail(
+                ProtocolError(
+                    "an interpreter sent what it was not asked for; the sandbox was killed",
+                    code="protocol.interpreter",
+                    details=repr(said),
+                    hint="code in this sandbox wrote to a descriptor that is not its own; use a fresh one",
+                )
+            )
+
+    def _hear(self, line: bytes) -> bool:
+        if line == b"ready":
+            if self.ready.done():
+                return False
+            self.ready.set_result(None)
+            return True
+        words = line.split(b" ")
+        if len(words) != 3 or words[0] != b"done" or words[1] != self._token or self._ending is None:
+            return False
+        if not words[2].isdigit() or len(words[2]) > 3 or int(words[2]) > 255 or self._ending.done():
+            return False
+        self._token = b""
+        self._ending.set_result((int(words[2]), None))
+        return True
+
+    def end(self, status: int | None) -> None:
+        """The process is gone: with a wait status, or with the whole sandbox."""
+        if self.is_gone:
+            return
+        self.is_gone = True
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result((None, None) if status is None else verdict.read_status(status))
+            self._pipes.end()
+        if not self.ready.done():
+            self.ready.cancel()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        os.close(self._code)
+        os.close(self._stdin)
+        self._hand_over()
+        if status is None:
+            self._task.cancel()
+            self._pipes.close()
+        else:
+            # Its children may live on; they are not to be stopped by a pipe that nobody reads.
+            self._pipes.discard()
+            self._sandbox.on_end(self._pipes.close)
+        self._on_end(self)

@@ -1,0 +1,141 @@
+"""Sandboxes that wait, ready, to be used once.
+
+A run takes one, and it is killed afterwards, off the path of whoever waits for the result; then the pool fills up
+again. Which sandboxes are alike is decided by the whole Spec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from ..errors import HutchError
+from ..model import Result, Spec
+from .interpreter import Run
+from .live import LiveSandbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .pipes import Listener
+
+DEFAULT_SIZE = 2
+_GROWTH = 4
+"""A busy pool holds at most this many times its size."""
+_SHRINK_SECONDS = 30.0
+
+
+class Pool:
+    """Ready sandboxes of one Spec."""
+
+    def __init__(
+        self, engine: Engine, spec: Spec, size: int = DEFAULT_SIZE, *, keep_seconds: float | None = None
+    ) -> None:
+        """Begin to fill it.
+
+        Args:
+            engine: who starts sandboxes.
+            spec: what they are.
+            size: how many wait when nothing happens.
+            keep_seconds: after so long without a run none wait any more; None keeps them for ever.
+        """
+        self.spec = spec
+        self._engine = engine
+        self._size = size
+        self._wanted = size
+        self._keep_seconds = keep_seconds
+        self._interpreter = spec.environment.interpreter
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[LiveSandbox] = deque()
+        self._filling: set[asyncio.Task[None]] = set()
+        self._used_at = self._loop.time()
+        self._is_open = True
+        self._trouble = False
+        """The last sandbox did not start: no more attempts until somebody asks, and is told why."""
+        self._shrinking = self._loop.call_later(_SHRINK_SECONDS, self._shrink)
+        self._fill()
+
+    @property
+    def ready(self) -> int:
+        """How many wait."""
+        return len(self._ready)
+
+    async def run(self, run: Run, listener: Listener | None = None) -> Result:
+        """Run code in a sandbox of its own.
+
+        Raises:
+            HostError, StartError: none could be started, or the machine is full.
+        """
+        async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
+            sandbox = await self._take()
+            try:
+                return await sandbox.interpreter(self._interpreter).run(run, listener)
+            finally:
+                # Off the path of whoever waits for the result.
+                self._loop.call_soon(self._engine.retire, sandbox)
+                self._loop.call_soon(self._fill)
+
+    async def wait_until_full(self) -> None:
+        """Wait until as many are ready as are wanted, or cannot be."""
+        while self._filling:
+            await asyncio.wait(self._filling, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """End all that wait, and wait until nothing is left of them."""
+        self._is_open = False
+        self._shrinking.cancel()
+        for task in self._filling:
+            task.cancel()
+        doomed = [sandbox.closed for sandbox in self._ready]
+        while self._ready:
+            self._engine.retire(self._ready.popleft())
+        if doomed:
+            await asyncio.wait(doomed)
+
+    async def _take(self) -> LiveSandbox:
+        self._used_at = self._loop.time()
+        while self._ready:
+            sandbox = self._ready.popleft()
+            if sandbox.is_alive:
+                return sandbox
+        if self._size:
+            self._wanted = min(self._wanted + 1, self._size * _GROWTH)
+        sandbox = await self._engine.start(self.spec)
+        self._trouble = False
+        return sandbox
+
+    def _fill(self) -> None:
+        if not self._is_open or self._trouble:
+            return
+        for _ in range(self._wanted - len(self._ready) - len(self._filling)):
+            task = self._loop.create_task(self._add())
+            self._filling.add(task)
+            task.add_done_callback(self._filling.discard)
+
+    async def _add(self) -> None:
+        try:
+            sandbox = await self._engine.start(self.spec, self._interpreter)
+        except HutchError:
+            self._trouble = True
+            return
+        if not self._is_open:
+            self._engine.retire(sandbox)
+            return
+        self._ready.append(sandbox)
+        sandbox.on_end(lambda: self._lose(sandbox))
+
+    def _lose(self, sandbox: LiveSandbox) -> None:
+        if sandbox in self._ready:
+            self._ready.remove(sandbox)
+            self._loop.call_soon(self._fill)
+
+    def _shrink(self) -> None:
+        self._shrinking = self._loop.call_later(_SHRINK_SECONDS, self._shrink)
+        idle = self._loop.time() - self._used_at
+        if idle < _SHRINK_SECONDS:
+            return
+        self._wanted = self._size
+        if self._keep_seconds is not None and idle >= self._keep_seconds:
+            self._wanted = 0
+        while len(self._ready) > self._wanted:
+            self._engine.retire(self._ready.pop())
