@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
+import socket
 import subprocess
 
 import pytest
@@ -172,6 +175,35 @@ def test_a_sandbox_inside_can_still_take_away(hutch: Hutch) -> None:
     first, second = hutch.run(code).out.split()
     assert first in ("ANSWERED", "ENOSYS", "EOPNOTSUPP")
     assert second in ("ANSWERED", "EFAULT", "EINVAL")
+
+
+LAYERS = """
+import struct
+rules = ctypes.create_string_buffer(struct.pack("Q", 2))
+layers = 0
+while libc.syscall(446, libc.syscall(444, rules, 8, 0), 0) == 0:
+    layers += 1
+print(layers)
+"""
+
+
+def test_a_second_layer_bounds_what_can_be_written(hutch: Hutch) -> None:
+    """The kernel takes 16 rule sets on top of each other: one fewer is left inside than outside."""
+    script = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.prctl(38, 1, 0, 0, 0)\n" + LAYERS
+    outside = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True).stdout
+    inside = hutch.run("import ctypes\nlibc = ctypes.CDLL(None)\n" + LAYERS).out
+    assert int(inside) == max(0, int(outside) - 1)
+
+
+def test_abstract_sockets_of_the_host_stay_out_of_reach_with_its_network(hutch: Hutch) -> None:
+    name = f"hutch-contract-host-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{name}")
+        server.listen()
+        code = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
+        ran = hutch.run(code, "--network", "host")
+    version = ctypes.CDLL(None).syscall(444, 0, 0, 1)
+    assert ("PermissionError" if version >= 6 else "") in ran.err
 
 
 def test_the_filter_stays_with_children(hutch: Hutch) -> None:

@@ -160,6 +160,19 @@ class Driver:
         """What Ctrl-C on a terminal does: SIGINT to the whole process group."""
         os.killpg(self.pid, signal.SIGINT)
 
+    def interrupt_while_idle(self) -> None:
+        """The same, and wait until the driver is done with it: a run that follows is then none of its business."""
+        self.interrupt()
+        deadline = time.monotonic() + self.deadline_seconds
+        is_pending = True
+        while is_pending:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"never got over SIGINT: {self.printed()}")
+            with open(f"/proc/{self.pid}/status", encoding="ascii") as file:
+                status = dict(line.split(":", 1) for line in file)
+            pending = int(status["ShdPnd"], 16) | int(status["SigPnd"], 16)
+            is_pending = bool(pending) or not status["State"].strip().startswith(("S", "Z"))
+
     def wait_for(self, text: bytes) -> None:
         """Wait until text was printed, on either stream, since the last run ended."""
         deadline = time.monotonic() + self.deadline_seconds

@@ -159,7 +159,7 @@ def test_ctrl_c_ends_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None
 
 # ---- run and plan ---------------------------------------------------------------------------------------------------
 
-PLAN = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "python3", "x"))
+PLAN = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "-", "python3", "x"))
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, result: Result, plan: Plan = PLAN) -> list[supervisor.Streams]:
@@ -236,7 +236,7 @@ def test_weaker_isolation_is_said_aloud(capsys: Captured, monkeypatch: pytest.Mo
 def test_plan_prints_a_script_and_runs_nothing(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     given = pretend(monkeypatch, Result(outcome=Outcome.OK, exit_code=0))
     assert main(["plan", "x"]) == 0
-    assert capsys.readouterr().out.endswith("env -i /warden \\\n  bwrap 0 bwrap \\\n  init init - - python3 x\n")
+    assert capsys.readouterr().out.endswith("env -i /warden \\\n  bwrap 0 bwrap \\\n  init init - - - python3 x\n")
     assert main(["plan", "--json", "x"]) == 0
     assert json.loads(capsys.readouterr().out)["argv"][0] == "/warden"
     assert given == []

@@ -96,7 +96,7 @@ def reports(text: str, *, stderr: str = "") -> Callable[[Scene], Any]:
         script = "status=$(tr '\\0' '\\n' < /proc/self/fd/$2 | sed -n 2p)\n"
         script += f"printf '%s' '{stderr}' >&2\nprintf '%b' '{text}' > /proc/self/fd/$status\n"
         warden = scene.program("warden", script)
-        plan = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "/usr/bin/python3", "x"))
+        plan = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "-", "/usr/bin/python3", "x"))
         supervisor.run(plan, HostPath(warden))
 
     return provoke
@@ -207,7 +207,7 @@ def from_standard_input(data: bytes) -> Callable[[Scene], Any]:
 def onto_a_full_disk(scene: Scene) -> None:
     script = "echo x\nstatus=$(tr '\\0' '\\n' < /proc/self/fd/$2 | sed -n 2p)\n"
     script += "printf 'started 0\\nexit 0\\nended 0\\n' > /proc/self/fd/$status\n"
-    plan = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "/usr/bin/python3", "x"))
+    plan = Plan(operations=(), bwrap=("bwrap",), command=("init", "init", "200", "-", "-", "/usr/bin/python3", "x"))
     with open("/dev/full", "wb") as full:
         supervisor.run(plan, HostPath(scene.program("warden", script)), supervisor.Streams(stdout_fd=full.fileno()))
 

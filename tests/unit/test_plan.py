@@ -438,7 +438,8 @@ def test_the_command_is_our_init_with_the_limits_and_the_program() -> None:
     command = plan().command
     assert command[:3] == ("/run/hutch/init", "init", str(jail.STATUS_FD))
     assert "7=1024" in command[3].split(",")
-    assert command[4:] == ("/usr/bin/python3", "/run/hutch/main.py")
+    assert command[4].split(":")[:3] == ["/dev", "/proc", "/tmp"]
+    assert command[5:] == ("/usr/bin/python3", "/run/hutch/main.py")
 
 
 def test_the_code_is_a_file_that_the_program_can_only_read() -> None:

@@ -19,7 +19,7 @@ from hutch.model import HostPath, Limits, Outcome, Plan, Result
 PLAN = Plan(
     operations=(),
     bwrap=("bwrap",),
-    command=("init", "init", "200", "-", "/usr/bin/python3", "x"),
+    command=("init", "init", "200", "-", "-", "/usr/bin/python3", "x"),
     limits=Limits(timeout_seconds=20.0, keep_bytes=1000, output_bytes=100_000),
     enforced=(("memory", "tree"),),
     environment="python",

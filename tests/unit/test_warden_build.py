@@ -145,7 +145,7 @@ def as_init(runner: list[str], *words: str, limits: str = "-") -> tuple[int, str
     """The exit code, and what was reported on the status descriptor."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_CLOEXEC)
-    argv = [*runner, "init", str(write), limits, *words]
+    argv = [*runner, "init", str(write), limits, "-", *words]
     child = process.spawn(argv, stdin=null, stdout=null, stderr=null, fds=(write,), variables={"PATH": os.defpath})
     os.close(write)
     try:

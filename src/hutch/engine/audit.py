@@ -246,23 +246,23 @@ class Tail:
 def _open_all(path: str, already_read: Mapping[tuple[int, int], int] | None = None) -> list[BinaryIO]:
     """The files of a log, oldest first, without those of which nothing is new.
 
-    They are opened newest first: a rotation meanwhile then shows one of them twice, and hides none.
+    They are opened newest first, and files only ever move to higher numbers: rotations meanwhile can show one of them
+    twice, and hide none.
     """
-    directory, name = os.path.split(path)
-    try:
-        names = os.listdir(directory or ".")
-    except OSError:
-        return []
-    numbers = sorted(int(other[len(name) + 1 :]) for other in names if _is_rotated(other, name))
-    numbers.append(numbers[-1] + 1 if numbers else 1)  # where a rotation after the look puts the oldest
     opened: dict[tuple[int, int], BinaryIO] = {}
-    for rotated in [path, *(f"{path}.{number}" for number in numbers)]:
+    highest = _highest_number(path)
+    number = missing = 0
+    while number <= highest or missing < 2:  # a rotation leaves a gap for a moment, a killed one for longer
+        file_path = f"{path}.{number}" if number else path
+        number += 1
         try:
-            found = os.stat(rotated, follow_symlinks=False)
+            found = os.stat(file_path, follow_symlinks=False)
+            missing = 0
             if already_read and already_read.get((found.st_dev, found.st_ino)) == found.st_size:
                 continue
-            fd = os.open(rotated, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(file_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
+            missing += 1
             continue
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) in opened:
@@ -272,9 +272,14 @@ def _open_all(path: str, already_read: Mapping[tuple[int, int], int] | None = No
     return list(reversed(opened.values()))
 
 
-def _is_rotated(name: str, base: str) -> bool:
-    number = name[len(base) + 1 :]
-    return name.startswith(f"{base}.") and number.isascii() and number.isdigit() and len(number) < 9
+def _highest_number(path: str) -> int:
+    """The number of the oldest file of a log."""
+    directory, name = os.path.split(path)
+    try:
+        ends = [other[len(name) + 1 :] for other in os.listdir(directory or ".") if other.startswith(f"{name}.")]
+    except OSError:
+        return 0
+    return max((int(end) for end in ends if end.isascii() and end.isdigit() and len(end) < 5), default=0)
 
 
 def _last_line_end(file: BinaryIO, size: int) -> int:

@@ -11,7 +11,7 @@ from ..model import Plan
 
 def explain_exec(plan: Plan, number: int) -> HutchError:
     """The error for a program that is there and cannot be executed inside."""
-    program = plan.command[4]
+    program = plan.command[5]
     return HostError(
         f"{program} could not be executed in the sandbox ({os.strerror(number)})",
         code="host.program",

@@ -35,6 +35,7 @@ SOURCE_BYTES, SOURCES_BYTES, PAGE_BYTES = 1 << 20, 8 << 20, 4096
 FUTURES = 0x1FE0000  # all features of __future__, in the flags of compile() and of code
 ONLY_AST, TOP_LEVEL_AWAIT, COROUTINE = 0x400, 0x2000, 0x80
 
+DEFINITIONS = (type, type(sys), type(vars), type(lambda: None))
 WRITERS = {TextIOWrapper, BufferedWriter, BufferedRandom}
 
 # Code without any of these neither imports anything nor uses what `site` adds to the builtins.
@@ -228,7 +229,7 @@ class Driver:
         """Run code to the end and flush what it printed. From the first line on, SIGINT may raise anywhere."""
         signal(SIGINT, self.handler)
         parts: list[CodeType] = []
-        code = 0
+        failure: BaseException | None = None
         try:
             if self.is_interrupted:
                 raise_signal(SIGINT)
@@ -248,7 +249,10 @@ class Driver:
                     settrace(None)
                     setprofile(None)
         except BaseException as error:  # noqa: BLE001  # whatever it is, it ends the run and not the driver
-            code = self._report(error, parts)
+            failure = error
+        # Not where it was caught: what else goes wrong would be shown as its consequence.
+        code = self._report(failure, parts) if failure else 0
+        del failure
         if is_once:
             code = self._end_script() or code
         for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
@@ -288,25 +292,27 @@ class Driver:
         and is stopped before it runs anything. If there is something to say about the source, compile() shall say it.
         """
         self.has_compiled = True
-        caught: list[CodeType] = []
+        code: CodeType | None = None
+        names: dict[str, Any] = {}
 
         def catch(frame: "FrameType", event: str, argument: object) -> None:
-            caught.append(frame.f_code)
-            raise Stop
+            nonlocal code
+            if frame.f_globals is names:  # and not that of a codec
+                code = frame.f_code
+                raise Stop
 
         _warnings.filters.insert(0, ("error", None, Warning, None, 0))
         settrace(catch)
         try:
-            exec(source, {})
+            exec(source, names)
         except (Exception, Stop):  # noqa: BLE001  # every kind of error can be in the source
             pass
         finally:
             settrace(None)
             del _warnings.filters[0]
-        for code in caught:
+        if code:
             _fix_co_filename(code, path)
-            return code
-        return None
+        return code
 
     def _await(self, coroutine: "Coroutine[Any, Any, None]") -> None:
         import asyncio
@@ -375,9 +381,9 @@ class Driver:
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             setattr(sys, name, None)
         if not count_threads():  # a daemon thread would stumble over what is missing
-            names = [name for name in self.names if name != "__builtins__"]
-            for name in sorted(names, key=lambda name: name[:1] != "_" or name[:2] == "__"):
-                self.names[name] = None
+            for name in list(self.names):
+                if not issubclass(type(self.names[name]), DEFINITIONS):  # which what goes now may need on its way
+                    self.names[name] = None
         # Files that were not closed and are still held by something. Besides ours, listing needs a descriptor, too.
         if len(posix.listdir("/proc/self/fd")) > 3 + 3 + 1:
             import gc

@@ -1,11 +1,12 @@
 /* Pid 1 of a sandbox, which everything in it descends from and which ends it by ending.
  *
- *   init STATUS LIMITS CMD...   runs one program as its child, reaps, and reports how the program really ended.
- *   agent STATUS LIMITS DIR     serves requests that come on a socket until that is closed: start a program, send a
+ *   init STATUS LIMITS WRITABLE CMD...   runs one program as its child, reaps, and reports how it really ended.
+ *   agent STATUS LIMITS WRITABLE DIR     serves requests that come on a socket until that is closed: start a program, send a
  *                               signal, open a file of the workspace.
  *
- * Both are undumpable, so that no program can read their memory or open their descriptors, and set the limits that
- * count per user namespace. Programs are children of theirs that hold none of these descriptors.
+ * Both are undumpable, so that no program can read their memory or open their descriptors, set the limits that count
+ * per user namespace, and give up for good to change any file but below WRITABLE, a list of paths with ":" between
+ * them, whatever is mounted how. Programs are children of theirs that hold none of these descriptors.
  *
  * A request is one packet of words that end with NUL, with descriptors beside it; hutch alone holds the other end. The
  * first word is the verb, the second a number that the answer repeats:
@@ -21,6 +22,45 @@
  *
  * Answers: "ok N VALUE", "failed N ERRNO". Paths are below DIR; no link is followed on the way.
  */
+
+/* Landlock, where the kernel has it: a second layer behind read-only mounts, and no abstract sockets of others. */
+static void fence(const char *writable)
+{
+    const ulong write_file = 1 << 1, refer = 1 << 13, truncate = 1 << 14, make_devices = 1 << 6 | 1 << 11;
+    struct {
+        ulong files, network, scope;
+    } rules = {0x1ff2 /* write, remove, make */, 0, 0};
+    struct __attribute__((packed)) {
+        ulong allowed;
+        int directory;
+    } rule;
+    long version = CALL(landlock_create_ruleset, 0, 0, 1 /* VERSION */, 0, 0), ruleset;
+    if (version < 1)
+        return;
+    rules.files |= (version >= 2 ? refer : 0) | (version >= 3 ? truncate : 0);
+    if (version >= 6)
+        rules.scope = 1; /* ABSTRACT_UNIX_SOCKET */
+    ruleset = CALL(landlock_create_ruleset, &rules, version >= 6 ? 24 : version >= 4 ? 16 : 8, 0, 0, 0);
+    check("landlock", ruleset, "ruleset");
+    while (*writable) {
+        char path[4200], *to = path;
+        struct statx info;
+        while (*writable && *writable != ':' && to < path + sizeof path - 1)
+            *to++ = *writable++;
+        *to = 0;
+        writable += *writable == ':';
+        rule.directory = (int)CALL(openat, AT_FDCWD, path, O_PATH | O_CLOEXEC, 0, 0);
+        if (rule.directory < 0)
+            continue;
+        rule.allowed = rules.files & ~make_devices;
+        if (CALL(statx, rule.directory, "", AT_EMPTY_PATH, STATX_TYPE, &info) == 0 && (info.stx_mode & S_IFMT) != S_IFDIR)
+            rule.allowed &= write_file | truncate;
+        check("landlock", CALL(landlock_add_rule, ruleset, 1 /* PATH_BENEATH */, &rule, 0, 0), path);
+        CALL(close, rule.directory, 0, 0, 0, 0);
+    }
+    check("landlock", CALL(landlock_restrict_self, ruleset, 0, 0, 0, 0), "restrict");
+    CALL(close, ruleset, 0, 0, 0, 0);
+}
 
 static void become_pid_1(char **words)
 {
@@ -47,6 +87,8 @@ static void become_pid_1(char **words)
         limit[0] = limit[1] = wanted < limit[1] ? wanted : limit[1]; /* what we came with may be stricter */
         check("rlimit", CALL(prlimit64, 0, resource, limit, 0, 0), words[1]);
     }
+    if (words[2][0] != '-')
+        fence(words[2]);
 }
 
 /* ---- one program ------------------------------------------------------------------------------------------------- */
@@ -54,7 +96,7 @@ static void become_pid_1(char **words)
 static int init(int count, char **words, char **environment)
 {
     long child;
-    if (count < 3)
+    if (count < 4)
         return EXIT_FAILED;
     become_pid_1(words);
     report("started", 0);
@@ -62,7 +104,7 @@ static int init(int count, char **words, char **environment)
     if (!child) {
         long error;
         CALL(setsid, 0, 0, 0, 0, 0);
-        error = CALL(execve, words[2], words + 2, environment, 0, 0);
+        error = CALL(execve, words[3], words + 3, environment, 0, 0);
         report("exec", -error);
         leave(127);
     }
@@ -455,11 +497,11 @@ static int agent(int count, char **words)
     struct pollfd polls[2];
     ulong wanted = 1UL << (SIGCHLD - 1);
     char buffer[128];
-    if (count < 3)
+    if (count < 4)
         return EXIT_FAILED;
     become_pid_1(words);
     CALL(fcntl, CONTROL_FD, F_SETFD, FD_CLOEXEC, 0, 0);
-    workspace_fd = check("workspace", CALL(openat, AT_FDCWD, words[2], O_PATH_DIR, 0, 0), words[2]);
+    workspace_fd = check("workspace", CALL(openat, AT_FDCWD, words[3], O_PATH_DIR, 0, 0), words[3]);
     CALL(rt_sigprocmask, SIG_SETMASK, &wanted, 0, SIGNAL_BYTES, 0);
     polls[0].fd = (int)check("signals", CALL(signalfd4, -1, &wanted, SIGNAL_BYTES, O_CLOEXEC | O_NONBLOCK, 0), "signalfd");
     polls[1].fd = CONTROL_FD;

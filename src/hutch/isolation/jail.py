@@ -266,12 +266,13 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
             draft.do("unreachable", address, prefix)
     # Nothing can be mounted after this.
     draft.options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/workspace"]
+    bounds = (str(STATUS_FD), limit_plan.rlimits, _writable(temporary, mounts))
     return Plan(
         operations=tuple(draft.operations),
         bwrap=(program, *draft.options),
-        command=(INIT, "init", str(STATUS_FD), limit_plan.rlimits, *rootfs.interpreter, rootfs.code_path)
+        command=(INIT, "init", *bounds, *rootfs.interpreter, rootfs.code_path)
         if code is not None
-        else (INIT, "agent", str(STATUS_FD), limit_plan.rlimits, WORKSPACE),
+        else (INIT, "agent", *bounds, WORKSPACE),
         cgroups=limit_plan.cgroups,
         work_directories=tuple(
             (mount.work_directory, mount.uid if host.is_root else host.uid, mount.gid if host.is_root else host.gid)
@@ -290,6 +291,13 @@ def plan(spec: Spec, rootfs: Rootfs, mounts: tuple[CheckedMount, ...], host: Hos
         environment=spec.environment.name,
         source=rootfs.source,
     )
+
+
+def _writable(temporary: tuple[GuestPath, ...], mounts: tuple[CheckedMount, ...]) -> str:
+    """Everything below which files may change, for the second layer; the first is how it all is mounted."""
+    paths = ["/dev", "/proc", *temporary, *(mount.guest_path for mount in mounts if mount.writable)]
+    # A list of paths has no way to write a colon. Where there is one, the first layer stands alone.
+    return "-" if any(":" in path for path in paths) else ":".join(paths)
 
 
 def _unsafe(spec: Spec) -> tuple[str, ...]:

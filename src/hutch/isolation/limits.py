@@ -67,22 +67,22 @@ def find_cgroup_base() -> CgroupBase | None:
             return base
     found = []
     for controller in _CONTROLLERS:
-        directory = _find_v1(controller)
+        directory = _find_v1(controller, mounts, own)
         if directory is not None and os.access(directory, os.W_OK):
             found.append((controller, directory))
     return CgroupBase(version=1, directories=tuple(found)) if found else None
 
 
-def _find_v1(controller: str) -> HostPath | None:
+def _find_v1(controller: str, mounts: dict[str, str], own: dict[str, str]) -> HostPath | None:
     """Our own group of one controller, also where only the part below it is mounted, as in a container."""
-    mount = _cgroup_mounts().get(controller)
+    mount = mounts.get(controller)
     if mount is None:
         return None
-    own = _own_cgroups().get(controller, "/")
+    path = own.get(controller, "/")
     top, _, target = mount.partition(":")
-    if top != "/" and f"{own}/".startswith(f"{top}/"):
-        own = own[len(top) :]
-    return HostPath(os.path.normpath(f"{target}/{own}"))
+    if top != "/" and f"{path}/".startswith(f"{top}/"):
+        path = path[len(top) :]
+    return HostPath(os.path.normpath(f"{target}/{path}"))
 
 
 def _find_v2(mount: str, own: str) -> CgroupBase | None:
@@ -198,7 +198,7 @@ def start_priming() -> None:
     """
     if os.geteuid() != 0:
         return
-    directory = _find_v1("pids")
+    directory = _find_v1("pids", _cgroup_mounts(), _own_cgroups())
     if directory is not None:
         import _thread
 

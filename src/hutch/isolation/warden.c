@@ -6,8 +6,8 @@
  *                              stage mounts, drop the uid) and becomes bubblewrap. The parent stays: it ends the
  *                              sandbox when hutch dies, waits until every process of it is gone, and then removes
  *                              what the run left on the host. One clean-up path, whichever way the run ended.
- *   init STATUS LIMITS CMD...  inside, as pid 1: runs one program (init.c).
- *   agent STATUS LIMITS DIR    inside, as pid 1: starts programs when it is told to (init.c).
+ *   init ...                   inside, as pid 1: runs one program (init.c).
+ *   agent ...                  inside, as pid 1: starts programs when it is told to (init.c).
  *
  * What follows "--args FD" is not read: it tells whoever lists processes what this sandbox is.
  *
