@@ -16,7 +16,7 @@ from .engine.pool import DEFAULT_SIZE
 from .engine.program import Command, Program
 from .engine.session import Session, Sessions
 from .engine.store import Store
-from .errors import SpecError
+from .errors import GoneError, SpecError
 from .model import Limits, Result, Value
 from .spec import parse
 
@@ -194,6 +194,7 @@ class AsyncSandbox:
         self._spec = parse({"environment": "python", **self._request})
         self._box: Box | None = None
         self._is_reconnecting = False
+        self._is_closed = False
         self.files = AsyncFiles(self._require_box)
 
     @classmethod
@@ -220,11 +221,16 @@ class AsyncSandbox:
                 wanted = None if self._is_reconnecting else self._request
                 self._box = await house.sessions().open(self._session, wanted, create=not self._is_reconnecting)
                 self._spec = self._box.spec
-            await self._box.start()
+            live = await self._box.start()
+            live.interpreter(self._spec.environment.interpreter).start()  # while we wait for the rest
+            await live.started
         return self
 
     async def close(self) -> None:
         """End it, and wait until nothing of it is left; the files of a session stay."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if isinstance(self._box, Session):
             await House.of_this_loop().sessions().close(self._box)
         elif self._box is not None:
@@ -232,7 +238,8 @@ class AsyncSandbox:
 
     async def destroy(self) -> None:
         """End it, and remove a session's files as well."""
-        if isinstance(self._box, Session):
+        if isinstance(self._box, Session) and not self._is_closed:
+            self._is_closed = True
             await House.of_this_loop().sessions().destroy(self._box)
         else:
             await self.close()
@@ -393,6 +400,8 @@ class AsyncSandbox:
             raise SpecError(
                 "the sandbox was not started", code="spec.started", hint="use it in a with block, or call start()"
             )
+        if self._is_closed:
+            raise GoneError("the sandbox was closed", code="sandbox.closed", hint="make a new one")
         return self._box
 
 

@@ -196,14 +196,15 @@ def test_a_second_layer_bounds_what_can_be_written(hutch: Hutch) -> None:
 
 
 def test_abstract_sockets_of_the_host_stay_out_of_reach_with_its_network(hutch: Hutch) -> None:
+    if ctypes.CDLL(None).syscall(444, 0, 0, 1) < 6:
+        pytest.skip("this kernel's Landlock knows nothing of sockets; with --network host they are in reach")
     name = f"hutch-contract-host-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
         server.listen()
         code = f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')"
         ran = hutch.run(code, "--network", "host")
-    version = ctypes.CDLL(None).syscall(444, 0, 0, 1)
-    assert ("PermissionError" if version >= 6 else "") in ran.err
+    assert "PermissionError" in ran.err
 
 
 def test_the_filter_stays_with_children(hutch: Hutch) -> None:

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,7 +132,6 @@ def test_what_site_adds_to_the_builtins_is_there_at_once(name: str, driver: Driv
 
 def test_modules_come_from_the_working_directory(driver: Driver) -> None:
     (driver.workspace / "mine.py").write_text("value = 5")
-    (driver.workspace / "site.py").write_text("raise SystemError('not this one')")
     assert good(driver.run("import mine; print(mine.value)")) == "5\n"
 
 
@@ -165,7 +163,6 @@ def test_classes_can_be_pickled_annotated_and_looked_up(driver: Driver) -> None:
 
 @pytest.mark.parametrize("flags", ["-", "echo"])
 def test_features_of_the_future_stay_switched_on(flags: str, driver: Driver) -> None:
-    good(driver.run("def f(x: Missing): pass" if sys.version_info >= (3, 14) else "pass"))
     good(driver.run("from __future__ import annotations\ndef f(x: Missing): pass", flags=flags))
     assert good(driver.run("def g(x: Missing): pass\nprint(g.__annotations__)", flags=flags)) == "{'x': 'Missing'}\n"
 
@@ -444,12 +441,12 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_interrupt_ends_the_run_and_keeps_the_state(name: str, driver: Driver) -> None:
+def test_an_interrupt_ends_the_run_and_keeps_the_state(name: str, driver: Driver, version: tuple[int, int]) -> None:
     good(driver.run("kept = 1"))
     run = interrupted(driver, ENDLESS[name])
     assert (run.code, run.stdout) == (130, b"going\n")
     assert run.stderr.decode().rstrip().endswith("KeyboardInterrupt"), run.stderr
-    assert f'File "{driver.runs}/2.py", line' in run.stderr.decode() or sys.version_info < (3, 11), run.stderr
+    assert f'File "{driver.runs}/2.py", line' in run.stderr.decode() or version < (3, 11), run.stderr
     assert GUEST not in run.stderr.decode()
     assert good(driver.run("print(kept)")) == "1\n"
     assert interrupted(driver, ENDLESS[name]).code == 130
@@ -716,8 +713,29 @@ def test_a_script_can_be_interrupted(driver: Driver) -> None:
 
 
 def test_a_script_that_waits_for_its_threads_can_be_interrupted(driver: Driver) -> None:
-    code = "import threading\nt = threading.Thread(target=threading.Event().wait)\nt.start()\nprint('going')"
-    driver.start(code, flags="once")
+    code = """
+        import threading
+        threading._register_atexit(print, "going")
+        threading.Thread(target=threading.Event().wait).start()
+    """
+    driver.start(textwrap.dedent(code), flags="once")
     driver.wait_for(b"going\n")
     driver.interrupt()
-    assert driver.finish().code == 130
+    run = driver.finish()
+    assert run.code in (0, 130)  # newer interpreters keep it for themselves
+    assert b"KeyboardInterrupt" in run.stderr
+
+
+def test_an_interrupted_script_does_not_wait_for_its_threads(driver: Driver) -> None:
+    code = """
+        import atexit, threading, time
+        atexit.register(print, "end")
+        threading.Thread(target=threading.Event().wait).start()
+        print("going")
+        time.sleep(100)
+    """
+    driver.start(textwrap.dedent(code), flags="once")
+    driver.wait_for(b"going\n")
+    driver.interrupt()
+    run = driver.finish()
+    assert (run.code, run.stdout) == (130, b"going\nend\n")

@@ -188,16 +188,7 @@ class Log:
 
 def read(path: str) -> Iterator[dict[str, Any]]:
     """Every whole record, oldest first, from the rotated files and the current one."""
-    files = _open_all(path)
-    try:
-        for file in files:
-            for line in file:
-                record = _parse_line(line)
-                if record is not None:
-                    yield record
-    finally:
-        for file in files:
-            file.close()
+    return Tail(path).poll()
 
 
 def follow(path: str, *, from_start: bool = False) -> Iterator[dict[str, Any]]:
@@ -215,41 +206,57 @@ class Tail:
         self.path = path
         self._read: dict[tuple[int, int], int] = {}
         if not from_start:
-            for file in _open_all(path):
-                with file:
-                    found = os.fstat(file.fileno())
-                    self._read[found.st_dev, found.st_ino] = _last_line_end(file, found.st_size)
+            for part in _open_parts(path, {}):
+                with part.file:
+                    self._read[part.inode] = part.find_last_end()
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """What is new since the last poll, oldest first."""
-        files = _open_all(self.path, self._read)
+        parts = _open_parts(self.path, self._read)
         try:
-            for file in files:
-                found = os.fstat(file.fileno())
-                inode = (found.st_dev, found.st_ino)
-                start = self._read.get(inode, 0)
-                if start > found.st_size:
+            for part in parts:
+                start = self._read.get(part.inode, 0)
+                if start > part.size:
                     start = 0  # another file, with the inode of one that was rotated away
-                file.seek(start)
-                for line in file:
-                    if not line.endswith(b"\n"):
+                part.file.seek(start)
+                for line in part.file:
+                    start += len(line)
+                    if start > part.size or not line.endswith(b"\n"):
                         break  # still being written
-                    self._read[inode] = start = start + len(line)
+                    self._read[part.inode] = start
                     record = _parse_line(line)
                     if record is not None:
                         yield record
         finally:
-            for file in files:
-                file.close()
+            for part in parts:
+                part.file.close()
 
 
-def _open_all(path: str, already_read: Mapping[tuple[int, int], int] | None = None) -> list[BinaryIO]:
+class _Part:
+    """One file of a log, and how long it was when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(fd)
+        self.file = open(fd, "rb")  # noqa: SIM115
+        self.inode = (found.st_dev, found.st_ino)
+        self.size = found.st_size
+
+    def find_last_end(self) -> int:
+        """Where the last whole line ends."""
+        start = max(0, self.size - 2 * _LINE_BYTES)
+        self.file.seek(start)
+        return start + self.file.read(self.size - start).rfind(b"\n") + 1
+
+
+def _open_parts(path: str, already_read: Mapping[tuple[int, int], int]) -> list[_Part]:
     """The files of a log, oldest first, without those of which nothing is new.
 
-    They are opened newest first, and files only ever move to higher numbers: rotations meanwhile can show one of them
-    twice, and hide none.
+    They are opened newest first. Files only ever move to higher numbers, so that rotations meanwhile can show one of
+    them twice, and hide none. And a writer may be slow to notice a rotation: what it wrote to an old file before
+    something in a newer one is within the length of the old file, which was looked at later.
     """
-    opened: dict[tuple[int, int], BinaryIO] = {}
+    parts: dict[tuple[int, int], _Part] = {}
     highest = _highest_number(path)
     number = missing = 0
     while number <= highest or missing < 2:  # a rotation leaves a gap for a moment, a killed one for longer
@@ -258,18 +265,17 @@ def _open_all(path: str, already_read: Mapping[tuple[int, int], int] | None = No
         try:
             found = os.stat(file_path, follow_symlinks=False)
             missing = 0
-            if already_read and already_read.get((found.st_dev, found.st_ino)) == found.st_size:
+            if already_read.get((found.st_dev, found.st_ino)) == found.st_size:
                 continue
-            fd = os.open(file_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            part = _Part(file_path)
         except OSError:
             missing += 1
             continue
-        found = os.fstat(fd)
-        if (found.st_dev, found.st_ino) in opened:
-            os.close(fd)
+        if part.inode in parts:
+            part.file.close()
         else:
-            opened[found.st_dev, found.st_ino] = open(fd, "rb")  # noqa: SIM115
-    return list(reversed(opened.values()))
+            parts[part.inode] = part
+    return list(reversed(parts.values()))
 
 
 def _highest_number(path: str) -> int:
@@ -280,13 +286,6 @@ def _highest_number(path: str) -> int:
     except OSError:
         return 0
     return max((int(end) for end in ends if end.isascii() and end.isdigit() and len(end) < 5), default=0)
-
-
-def _last_line_end(file: BinaryIO, size: int) -> int:
-    """Where the last whole line ends."""
-    start = max(0, size - 2 * _LINE_BYTES)
-    file.seek(start)
-    return start + file.read(size - start).rfind(b"\n") + 1
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

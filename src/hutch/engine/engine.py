@@ -65,7 +65,7 @@ class Engine:
                 sandbox.verdict()
                 await sandbox.started
         except BaseException:
-            self.retire(sandbox)
+            sandbox.close()
             raise
         finally:
             self._spawning.release()
@@ -76,10 +76,6 @@ class Engine:
         if spec not in self._pools:
             self._pools[spec] = Pool(self, spec, size, keep_seconds=keep_seconds)
         return self._pools[spec]
-
-    def retire(self, sandbox: LiveSandbox) -> None:
-        """End a sandbox, off the path of whoever used it."""
-        sandbox.close()
 
     @property
     def alive(self) -> tuple[LiveSandbox, ...]:

@@ -48,6 +48,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[LiveSandbox] = deque()
         self._filling: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Future[None]] = set()
+        """Of sandboxes that were used, and are not gone yet."""
         self._used_at = self._loop.time()
         self._is_open = True
         self._trouble = False
@@ -72,7 +74,7 @@ class Pool:
                 return await sandbox.interpreter(self._interpreter).run(run, listener)
             finally:
                 # Off the path of whoever waits for the result.
-                self._loop.call_soon(self._engine.retire, sandbox)
+                self._loop.call_soon(self._retire, sandbox)
                 self._loop.call_soon(self._fill)
 
     async def wait_until_full(self) -> None:
@@ -86,11 +88,16 @@ class Pool:
         self._shrinking.cancel()
         for task in self._filling:
             task.cancel()
-        doomed = [sandbox.closed for sandbox in self._ready]
         while self._ready:
-            self._engine.retire(self._ready.popleft())
-        if doomed:
-            await asyncio.wait(doomed)
+            self._retire(self._ready.popleft())
+        await asyncio.sleep(0)  # those that were just used leave in this turn of the loop
+        while self._leaving or self._filling:
+            await asyncio.wait(self._leaving | self._filling)
+
+    def _retire(self, sandbox: LiveSandbox) -> None:
+        self._leaving.add(sandbox.closed)
+        sandbox.closed.add_done_callback(self._leaving.discard)
+        sandbox.close()
 
     async def _take(self) -> LiveSandbox:
         self._used_at = self._loop.time()
@@ -119,7 +126,7 @@ class Pool:
             self._trouble = True
             return
         if not self._is_open:
-            self._engine.retire(sandbox)
+            self._retire(sandbox)
             return
         self._ready.append(sandbox)
         sandbox.on_end(lambda: self._lose(sandbox))
@@ -138,4 +145,4 @@ class Pool:
         if self._keep_seconds is not None and idle >= self._keep_seconds:
             self._wanted = 0
         while len(self._ready) > self._wanted:
-            self._engine.retire(self._ready.pop())
+            self._retire(self._ready.pop())

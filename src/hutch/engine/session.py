@@ -51,6 +51,8 @@ class Session(Box):
         self._store = store
         self._lock = lock
         self._log = audit.Log(store.path(record.id, "logs", "audit.jsonl"))
+        if record.last_run_at is not None:
+            self._had_state.add(self.spec.environment.interpreter)  # of a sandbox that is no more
 
     @property
     def id(self) -> str:
@@ -61,6 +63,10 @@ class Session(Box):
     def name(self) -> str:
         """What its user calls it."""
         return self.record.name or self.record.id
+
+    def note(self, event: str, **what: object) -> None:
+        """Write something down in its log."""
+        self._log.append(event, **what)
 
     async def rest(self, reason: str) -> None:
         """End its sandbox; the files stay, and the next use starts another one."""
@@ -163,6 +169,8 @@ class Sessions:
         self._idle_seconds = idle_seconds
         self._lifetime_seconds = lifetime_seconds
         self._held: dict[str, Session] = {}
+        self._users: dict[str, int] = {}
+        """How often each was opened, and not closed yet."""
         self._opening = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
 
@@ -185,6 +193,7 @@ class Sessions:
         """
         async with self._opening:
             record = self._find(word)
+            is_new = False
             if record is None and not create:
                 assert word is not None
                 self._store.find(word)  # says that there is none
@@ -193,17 +202,21 @@ class Sessions:
                 spec = parse(wanted)  # before anything is made
                 owner = (jail.DROP_ID, jail.DROP_ID) if os.geteuid() == 0 else None
                 record = self._store.create(word, spec.environment.name, wanted, owner=owner)
+                is_new = True
             elif request is not None:
                 _require_same(record, request)
             if record.id not in self._held:
                 lock = self._store.lock(record.id)
                 try:
-                    self._held[record.id] = Session(self._engine, self._store, record, lock)
+                    session = self._held[record.id] = Session(self._engine, self._store, record, lock)
                 except BaseException:
                     lock.release()
                     raise
+                if is_new:
+                    session.note("created", environment=record.environment)
             if self._reaper is None:
                 self._reaper = asyncio.get_running_loop().create_task(self._reap())
+            self._users[record.id] = self._users.get(record.id, 0) + 1
             return self._held[record.id]
 
     def _find(self, word: str | None) -> Record | None:
@@ -217,21 +230,29 @@ class Sessions:
             raise
 
     async def close(self, session: Session) -> None:
-        """Let a session go; its files stay."""
-        self._held.pop(session.id, None)
-        await session.close()
+        """Let a session go, unless others here opened it as well; its files stay."""
+        self._users[session.id] = self._users.get(session.id, 1) - 1
+        if self._users[session.id] <= 0 and self._forget(session):
+            await session.close()
 
     async def destroy(self, session: Session) -> None:
-        """Remove a session and its files."""
-        self._held.pop(session.id, None)
-        await session.destroy()
+        """Remove a session and its files, whoever else opened it."""
+        if self._forget(session):
+            await session.destroy()
+
+    def _forget(self, session: Session) -> bool:
+        self._users.pop(session.id, None)
+        return self._held.pop(session.id, None) is not None
 
     async def close_all(self) -> None:
         """Let all go."""
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
-        await asyncio.gather(*(self.close(session) for session in self.held))
+        held = self.held
+        self._held.clear()
+        self._users.clear()
+        await asyncio.gather(*(session.close() for session in held))
 
     async def _reap(self) -> None:
         while True:

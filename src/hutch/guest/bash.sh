@@ -1,0 +1,230 @@
+# The driver of a persistent bash: runs code that arrives on a descriptor, again and again, in one shell.
+#
+# Started as `bash --norc --noprofile bash.sh RUNS`. It starts itself anew as a script that is called `bash`, because
+# that is how bash names itself in error messages, in $0 and in BASH_SOURCE. It uses builtins only, and forks nothing
+# between runs.
+#
+# A run is an `eval` at the top level of that script, in a loop. Whatever ends a shell (exit, set -e, set -u, ${x:?},
+# an interrupt) cannot be caught in bash: it leads to the EXIT trap, which writes the shell's state into RUNS and
+# starts the driver anew in the same process, where the state is read back. Descriptors, working directory, umask,
+# limits and children survive that by themselves; the table of jobs does not.
+#
+# User code may change every option of the shell. So everything here is quoted, calls builtins by `builtin`, assigns
+# no variable that is not its own, has no command that may fail outside of a condition, and redirects with `>|`.
+
+if [[ $0 != bash ]]; then
+    builtin printf '%s\n' '. "$1"; \builtin eval "$__hutch_main"' >"$1/bash"
+    builtin cd -- "$1"
+    builtin exec "$BASH" --norc --noprofile bash "$0" "$1" start "$OLDPWD"
+fi
+
+builtin trap : INT # until the first run an interrupt means nothing
+__hutch_file=$1 __hutch_runs=$2 __hutch_self=$BASH
+__hutch_phase=idle __hutch_token='' __hutch_status=0 __hutch_code='' __hutch_depth=0 __hutch_suspended=''
+__hutch_line=() __hutch_lines=() __hutch_call=()
+
+# ---- descriptors ----------------------------------------------------------------------------------------------------
+
+# There is one way in bash to set close-on-exec: a compound command with a redirection keeps the original descriptor
+# under another number, and that one is set so. The loop therefore runs inside of such a command. "base" is where the
+# descriptors are outside of it, as they must survive the new start; "kept" is where they are while user code runs.
+# They are, in this order: control, code, standard input, and the output and the error that the driver began with.
+
+__hutch_take_descriptors() {
+    for __hutch_base in 1000 200 40 20; do
+        if { builtin eval "{ builtin :; } $((__hutch_base + 19))</dev/null"; } 2>/dev/null; then
+            builtin break
+        fi
+    done
+    local -i base=__hutch_base
+    builtin eval "builtin exec $base>&3 $((base + 1))<&4 $((base + 2))<&5 $((base + 3))>&1 $((base + 4))>&2" \
+        "3>&- 4>&- 5>&-"
+}
+
+__hutch_plan_descriptors() { # sets what the compound command is made of
+    local -i base=__hutch_base spare=__hutch_base+9 i
+    __hutch_kept=$((spare + 1)) __hutch_shelter='' __hutch_drop='' __hutch_recover=''
+    for ((i = 0; i < 5; i++)); do
+        __hutch_shelter+=" $((base + i))>&$spare"
+        __hutch_drop+=" $((base + i))>&-"
+        __hutch_recover+=" $((base + i))>&$((__hutch_kept + i))"
+    done
+    builtin eval "builtin exec $spare</dev/null"
+    __hutch_drop+=" $spare>&-"
+}
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+# Parsed once, on one line, so that the first line of user code is line 1. A stray `break` in user code can end the
+# loop, but not what follows it; code that has one is run outside of the loop, where bash complains about it. The two
+# branches differ in nothing but the $? that the code finds.
+
+__hutch_run='if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_done; } 2>/dev/null'
+__hutch_loop="while __hutch_next; do $__hutch_run; done; { __hutch_done; } 2>/dev/null; if __hutch_is_flat; then $__hutch_run; fi; \\builtin eval \"\$__hutch_loop\""
+
+__hutch_next() { # waits for a run; false when it has to be run outside of the loop
+    builtin mapfile -t -n 1 -u "$__hutch_kept" __hutch_line
+    if [[ -z ${__hutch_line[0]-} ]]; then
+        builtin trap - EXIT # the host is gone
+        builtin exit 0
+    fi
+    __hutch_phase=run
+    local rest=${__hutch_line[0]#* } flags=${__hutch_line[0]##* }
+    __hutch_token=${rest%% *}
+    rest=${rest#* * * }
+    builtin mapfile __hutch_lines <"/proc/self/fd/$((__hutch_kept + 1))"
+    builtin printf -v __hutch_code %s "${__hutch_lines[@]}"
+    __hutch_lines=()
+    if [[ ${rest%% *} == 0 ]]; then
+        builtin exec 0</dev/null
+    else
+        builtin exec 0<"/proc/self/fd/$((__hutch_kept + 2))"
+    fi
+    if [[ ,$flags, == *,once,* ]]; then
+        { __hutch_once; } 2>/dev/null
+        return 0
+    fi
+    if [[ -n ${__hutch_traps[INT]+set} ]]; then
+        builtin trap -- "${__hutch_traps[INT]}" INT
+    fi
+    __hutch_add_end
+    if [[ -n $__hutch_suspended ]]; then
+        __hutch_code="\\builtin set -$__hutch_suspended;$__hutch_code"
+        __hutch_suspended=''
+    fi
+    if [[ $__hutch_depth -lt 500 && ($__hutch_code == *break* || $__hutch_code == *continue*) ]]; then
+        __hutch_depth=$((__hutch_depth + 1)) __hutch_phase=flat
+        return 1
+    fi
+    return 0
+}
+
+__hutch_is_flat() {
+    if [[ $__hutch_phase == flat ]]; then
+        __hutch_phase=run
+        return 0
+    fi
+    return 1
+}
+
+__hutch_begin() { return "$__hutch_status"; }
+
+# To set -e and to the ERR trap the `eval` is a command too, whose failure they would take for another one. So the end
+# of the run is announced from within, where the code surely is complete: what was appended to a half sentence would
+# become part of it. The nesting makes sure that no stray closing word in the code ends the test early.
+
+__hutch_add_end() {
+    if [[ $- == *v* || ($- != *e* && $__hutch_code != *set\ -* && $__hutch_code != *errexit* && $__hutch_code != *ERR* &&
+        -z ${__hutch_traps[ERR]+set}) ]]; then
+        return 0
+    fi
+    local head='__hutch_check() { if :; then ( case x in x)' tail=';; esac ) fi; }'
+    if { builtin eval "$head"$'\n'"$__hutch_code"$'\n'"$tail"; } 2>/dev/null; then
+        __hutch_code+=$'\n{ __hutch_done; } 2>/dev/null'
+        builtin unset -f __hutch_check
+    fi
+    return 0
+}
+
+__hutch_done() {
+    __hutch_status=$?
+    if [[ $__hutch_phase != run ]]; then
+        return 0
+    fi
+    __hutch_phase=idle __hutch_code=''
+    case $- in *a*x*) __hutch_suspended=ax ;; *a*) __hutch_suspended=a ;; *x*) __hutch_suspended=x ;; esac
+    builtin set +ax # what is left of this function, and the next run's beginning, are nobody's business
+    builtin trap -- "$__hutch_on_int" INT
+    builtin printf 'done %s %d\n' "$__hutch_token" "$__hutch_status" >&"$__hutch_kept"
+    __hutch_token=''
+    return 0
+}
+
+# A run that is the only one is a process of its own, which is the best imitation of a script. Its file is the one
+# that this shell was started with, and has long read.
+
+__hutch_once() {
+    local -i is_written=0
+    if { builtin printf 'builtin cd -- %q; builtin unset OLDPWD; %s' "$PWD" "$__hutch_code" >|"$__hutch_runs/bash"; }; then
+        is_written=1
+    fi
+    __hutch_code=__hutch_begin __hutch_status=0
+    (
+        builtin trap - INT EXIT
+        if ((is_written)); then
+            builtin cd -- "$__hutch_runs"
+            builtin exec "$__hutch_self" --norc --noprofile bash
+        fi
+        builtin exec "$__hutch_self" --norc --noprofile /dev/fd/9 9<"/proc/self/fd/$((__hutch_kept + 1))"
+    ) 2>&"$((__hutch_kept + 4))" || __hutch_status=$?
+}
+
+# ---- the end of the shell -------------------------------------------------------------------------------------------
+
+__hutch_on_int='{ __hutch_interrupt; } 2>/dev/null'
+__hutch_on_exit='{ __hutch_leave "$?" "$@"; } 2>/dev/null; if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_restart; } 2>/dev/null'
+
+# `exit` itself would leave the variables of the functions it is called in for those of the shell. A failing expansion
+# ends the shell too, but not without having left the functions.
+
+exit() {
+    { __hutch_exit "$?" "$@"; } 2>/dev/null
+    builtin exit "${@:-$__hutch_status}"
+}
+
+__hutch_exit() { # returns when this is a matter of the builtin
+    if [[ $BASHPID != "$$" ]]; then
+        __hutch_status=$1
+        return 0
+    fi
+    if (($# > 2)) || [[ ${2-0} == *[!0-9]* || ${2-0} == '' || ${#2} -gt 9 ]]; then
+        __hutch_status=$1
+        return 0
+    fi
+    __hutch_status=$((10#${2-$1} & 255))
+    if [[ $__hutch_phase == leaving ]]; then
+        __hutch_restart
+    fi
+    __hutch_phase=exit
+    builtin : "${__hutch_never:?}"
+}
+
+__hutch_interrupt() {
+    case $BASHPID:$__hutch_phase in
+    "$$:run" | "$$:flat")
+        __hutch_phase=interrupt __hutch_status=130
+        builtin : "${__hutch_never:?}"
+        ;;
+    "$$:leaving")
+        __hutch_status=130
+        __hutch_restart
+        ;;
+    esac
+    return 0
+}
+
+__hutch_leave() { # the beginning of the EXIT trap: what is to be kept is written down
+    if [[ $BASHPID != "$$" || $__hutch_phase == leaving ]]; then
+        builtin exit "$1"
+    fi
+    local phase=$__hutch_phase flags=$-
+    __hutch_phase=leaving
+    builtin set +aeux
+    case $phase in run | flat) __hutch_status=$1 ;; esac
+    builtin trap -- "$__hutch_on_int" INT
+    if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash did not leave the compound command
+        if ! builtin eval "builtin exec $__hutch_recover"; then
+            builtin exit "$__hutch_status"
+        fi
+    fi
+    # What set -e left is not put right by bash: the output of a function that failed may still go to a file.
+    builtin eval "builtin exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
+    __hutch_code=''
+    if [[ $phase != interrupt && -n ${__hutch_traps[EXIT]+set} ]]; then
+        __hutch_code=${__hutch_traps[EXIT]}
+    fi
+    builtin unset '__hutch_traps[EXIT]'
+    shift
+    __hutch_write "$flags" "$@"
+    return 0
+}

@@ -254,7 +254,7 @@ class Driver:
         code = self._report(failure, parts) if failure else 0
         del failure
         if is_once:
-            code = self._end_script() or code
+            code = self._end_script(code)
         for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
             try:
                 getattr(sys, name).flush()
@@ -368,11 +368,10 @@ class Driver:
             show_error(type(error), error, trace)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
-    def _end_script(self) -> int:
-        """What others can see of the interpreter's own end; an exit code if it was interrupted."""
-        code = 0
+    def _end_script(self, code: int) -> int:
+        """Do what others can see of the interpreter's own end, and return the exit code."""
         try:
-            if "threading" in sys.modules:
+            if "threading" in sys.modules and code != 130:  # threads may not know that they should end
                 sys.modules["threading"]._shutdown()
             if "atexit" in sys.modules:
                 sys.modules["atexit"]._run_exitfuncs()
