@@ -107,13 +107,12 @@ def test_site_is_what_it_is_in_an_ordinary_start(
         import builtins, os, site, sys, sysconfig
         print(sys.path[1:], sys.from_pth, sys.customized, sys.prefix, sys.exec_prefix, sys.flags, tuple(sys.flags))
         print(sorted(vars(builtins)), site.ENABLE_USER_SITE, site.USER_SITE, hasattr(sys, "__interactivehook__"))
-        print(exit, quit, help, sorted(sys.modules) == sorted(sys.modules), sysconfig.get_paths())
+        print(exit, quit, help, sysconfig.get_paths())
     """)
     good(driver.run("before = 1"))
     ours = good(driver.run(code))
-    assert "from_pth" not in ours
     assert str(packages / "elsewhere") in ours
-    assert ours.replace("'_', ", "") == plain(python, driver, code, env).stdout.decode().replace("'_', ", "")
+    assert ours == plain(python, driver, code, env).stdout.decode()
 
 
 def test_site_waits_for_the_first_code_that_can_tell(driver: Driver, version: tuple[int, int]) -> None:
@@ -193,6 +192,7 @@ def test_deleting_every_name_leaves_a_usable_session(driver: Driver) -> None:
         "import sys\nclass S:\n    def flush(self): raise KeyError\n    def write(self, text): raise KeyError\n"
         "sys.stdout = sys.stderr = S()",
         "import sys\nsys.modules['ctypes'] = 5",
+        "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\nwhile True: os.dup(0)",
         "import sys\ndel sys.modules['__main__']",
     ],
 )
@@ -671,6 +671,8 @@ SCRIPTS = {
     "exit from a thread": "import sys, threading\nt = threading.Thread(target=sys.exit)\nt.start()\nt.join()",
     "error in a thread": "import threading\ndef f(): raise SystemExit(3)\nthreading.Thread(target=f).start()",
     "hard exit": "import os\nprint(1)\nos._exit(4)",
+    "no descriptors": "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    "try:\n    while True: os.dup(0)\nexcept OSError as error: print(error)",
     "no newline": "import sys\nsys.stdout.write('no newline')",
 }
 

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import json
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any, BinaryIO
+    from typing import Any
 
 POLL_SECONDS = 0.2
 CODE_HEAD = 200
@@ -273,6 +273,8 @@ def _open_parts(path: str, already_read: Mapping[tuple[int, int], int]) -> list[
             continue
         if part.inode in parts:
             part.file.close()
+            while next(reversed(parts)) != part.inode:
+                parts.popitem()[1].file.close()  # newer than this one, and met too early
         else:
             parts[part.inode] = part
     return list(reversed(parts.values()))

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 
-from ..errors import HostError, HutchError, ProtocolError
+from ..errors import HostError, HutchError, ProtocolError, StartError
 from ..isolation import jail
 from ..model import Limits, Outcome, Result, Value
 from . import verdict
@@ -130,6 +130,7 @@ class _Process:
     """One life of an interpreter."""
 
     def __init__(self, sandbox: LiveSandbox, name: str, program: str, on_end: Callable[[_Process], None]) -> None:
+        self._name = name
         self._sandbox = sandbox
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
@@ -221,7 +222,7 @@ class _Process:
             self._pipes.end()
         if self.is_gone and exit_code is None and signal_name is None:
             self._outcome = self._outcome or self._sandbox.verdict()
-        return self._sandbox.result(
+        result = self._sandbox.result(
             capture,
             exit_code=exit_code,
             signal_name=signal_name,
@@ -229,6 +230,14 @@ class _Process:
             hits_before=hits,
             started=started,
         )
+        if self.ready.cancelled() and result.outcome in (Outcome.OK, Outcome.FAILED):
+            raise StartError(
+                f"{self._name} did not start in the sandbox: {result.explain()}",
+                code="start.interpreter",
+                details=result.stderr[-2000:],
+                hint=f"check that {self._name} works on the host: hutch run -e shell '{self._name} --version'",
+            )
+        return result
 
     def _send(self, run: Run) -> None:
         code = run.code.encode("utf-8", "surrogateescape")

@@ -162,7 +162,7 @@ __hutch_once() {
 # ---- the end of the shell -------------------------------------------------------------------------------------------
 
 __hutch_on_int='{ __hutch_interrupt; } 2>/dev/null'
-__hutch_on_exit='{ __hutch_leave "$?" "$@"; } 2>/dev/null; if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_restart; } 2>/dev/null'
+__hutch_on_exit='{ __hutch_leave "$?" "$@"; } 2>/dev/null; __hutch_restore_output; if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_restart; } 2>/dev/null'
 
 # `exit` itself would leave the variables of the functions it is called in for those of the shell. A failing expansion
 # ends the shell too, but not without having left the functions.
@@ -203,28 +203,250 @@ __hutch_interrupt() {
     return 0
 }
 
+# From here to the new start every name is the driver's, as `declare -p` in a function sees the function's own variables.
+
 __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is written down
     if [[ $BASHPID != "$$" || $__hutch_phase == leaving ]]; then
         builtin exit "$1"
     fi
-    local phase=$__hutch_phase flags=$-
+    local __hutch_before=$__hutch_phase __hutch_flags=$-
     __hutch_phase=leaving
     builtin set +aeux
-    case $phase in run | flat) __hutch_status=$1 ;; esac
+    case $__hutch_before in run | flat) __hutch_status=$1 ;; esac
     builtin trap -- "$__hutch_on_int" INT
-    if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash did not leave the compound command
-        if ! builtin eval "builtin exec $__hutch_recover"; then
-            builtin exit "$__hutch_status"
-        fi
+    if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash has not left the compound command
+        builtin eval "builtin exec $__hutch_recover"
     fi
-    # What set -e left is not put right by bash: the output of a function that failed may still go to a file.
-    builtin eval "builtin exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
     __hutch_code=''
-    if [[ $phase != interrupt && -n ${__hutch_traps[EXIT]+set} ]]; then
+    if [[ $__hutch_before != interrupt && -n ${__hutch_traps[EXIT]+set} ]]; then
         __hutch_code=${__hutch_traps[EXIT]}
     fi
     builtin unset '__hutch_traps[EXIT]'
-    shift
-    __hutch_write "$flags" "$@"
+    __hutch_write "$__hutch_flags" "${@:2}"
     return 0
 }
+
+# After set -e bash does not put right what was redirected: the output of a function that failed may still go to a file.
+
+__hutch_restore_output() {
+    builtin eval "builtin exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
+}
+
+__hutch_write() {
+    builtin export -n "${!__hutch_@}"
+    builtin declare -p >|"$__hutch_runs/variables"
+    builtin trap -p >|"$__hutch_runs/traps"
+    {
+        builtin shopt -p
+        builtin set +o
+        if [[ $__hutch_suspended$1 == *a* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=a'; fi
+        if [[ $__hutch_suspended$1 == *x* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=x'; fi
+        if [[ $1 == *e* ]]; then builtin printf '%s\n' 'set -e'; fi
+        if [[ $1 == *u* ]]; then builtin printf '%s\n' 'set -u'; fi
+    } >|"$__hutch_runs/options"
+
+    builtin declare -F >|"$__hutch_runs/functions"
+    builtin mapfile -t __hutch_lines <"$__hutch_runs/functions"
+    {
+        local __hutch_n
+        for __hutch_n in "${__hutch_lines[@]}"; do
+            case ${__hutch_n##* } in __hutch_* | exit | trap) continue ;; esac
+            builtin declare -f -- "${__hutch_n##* }"
+            if [[ $__hutch_n != 'declare -f '* ]]; then
+                builtin printf 'builtin %s\n' "$__hutch_n"
+            fi
+        done
+    } >|"$__hutch_runs/functions"
+
+    {
+        builtin alias -p
+        for ((__hutch_n = ${#DIRSTACK[@]} - 1; __hutch_n > 0; __hutch_n--)); do
+            builtin printf 'builtin pushd -n -- %q >/dev/null\n' "${DIRSTACK[__hutch_n]}"
+        done
+        builtin printf 'builtin cd -- %q || builtin cd -P %q\n' "${PWD-/}" "/proc/self/fd/$((__hutch_base + 5))"
+        if [[ -n ${OLDPWD+set} ]]; then
+            builtin printf 'OLDPWD=%q\n' "$OLDPWD"
+        else
+            builtin printf 'builtin unset OLDPWD\n'
+        fi
+        builtin printf 'builtin set --'
+        if (($# > 1)); then builtin printf ' %q' "${@:2}"; fi
+        builtin printf '\n__hutch_complete=1\n'
+    } >|"$__hutch_runs/settings"
+}
+
+__hutch_restart() {
+    if [[ $BASHPID != "$$" ]]; then
+        builtin exit 1
+    fi
+    __hutch_load traps
+    if [[ $__hutch_text == *"trap -- '' "* ]]; then # what is ignored now could never be trapped again
+        __hutch_mode=reset
+        builtin eval "$__hutch_text"
+    fi
+    { builtin eval "builtin exec $((__hutch_base + 5))<."; } 2>/dev/null
+    builtin cd -- "$__hutch_runs"
+    builtin eval 'builtin exec -c "$__hutch_self" --norc --noprofile bash "$__hutch_file" "$__hutch_runs"' \
+        'resume "$__hutch_base" "$__hutch_token" "$__hutch_status"' "1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
+}
+
+__hutch_load() {
+    builtin mapfile __hutch_lines <"$__hutch_runs/$1"
+    builtin printf -v __hutch_text %s "${__hutch_lines[@]/#/${2-}}"
+    __hutch_lines=()
+}
+
+# At the top level, or else `declare` would make variables of a function, and functions would be the driver's own.
+# Aliases are not expanded before the options are back, which come last.
+
+__hutch_resume='__hutch_load variables; { \builtin eval "${__hutch_text//declare -ar BASH_VERSINFO=/: }"; } 2>/dev/null; __hutch_load functions; \builtin shopt -s extglob; \builtin eval "$__hutch_text"; __hutch_resumed "$@"; __hutch_load settings; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_load traps; __hutch_mode=raw; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_mode=""; __hutch_load options "builtin "; { \builtin eval "$__hutch_text"; } 2>/dev/null; '
+
+__hutch_resumed() {
+    __hutch_phase=idle __hutch_base=$4 __hutch_token=$5 __hutch_status=$6 __hutch_depth=0 __hutch_suspended=''
+    __hutch_complete=0
+}
+
+# ---- traps ----------------------------------------------------------------------------------------------------------
+
+# The trap for EXIT is the driver's; that of user code is run by it. INT is swapped between runs. The traps that are
+# inherited by functions, or not, are set from within a function here, and must not notice the driver's own functions.
+
+__hutch_skip_debug='case $BASH_COMMAND:${FUNCNAME-} in *__hutch_*|*:trap|*:exit) ;; *) \builtin eval '
+__hutch_skip_return='case ${FUNCNAME-} in __hutch_*|trap|exit) ;; *) \builtin eval '
+__hutch_skip_end=' ;; esac'
+__hutch_none=': __hutch_none'
+
+trap() {
+    { __hutch_trap "$@"; } 2>/dev/null
+    builtin "${__hutch_call[@]}"
+}
+
+__hutch_trap() { # sets the builtin's call that is left to do
+    __hutch_call=(trap "$@")
+    case ${__hutch_mode-} in
+    raw) return 0 ;;
+    reset)
+        __hutch_call=(trap - "$3")
+        return 0
+        ;;
+    list)
+        __hutch_list "$2" "$3"
+        __hutch_call=(:)
+        return 0
+        ;;
+    esac
+    case ${1--p} in
+    --) shift ;;
+    -p)
+        local found
+        if ! found=$(builtin trap "${@:--p}"); then
+            return 0
+        fi
+        __hutch_mode=list __hutch_listed=''
+        builtin eval "$found"
+        __hutch_mode=''
+        __hutch_call=(printf %s "$__hutch_listed")
+        return 0
+        ;;
+    - | '') ;;
+    -*) return 0 ;;
+    esac
+    local action=$1 signal
+    local -a plain=()
+    if (($# == 1)) || [[ -n $1 && $1 != *[!0-9]* ]]; then
+        action=-
+    else
+        shift
+    fi
+    for signal; do
+        local name=${signal^^}
+        case ${name#SIG} in
+        0 | EXIT) __hutch_trap_shell EXIT "$signal" ;;
+        2 | INT) __hutch_trap_shell INT "$signal" ;;
+        DEBUG) __hutch_trap_code DEBUG "$__hutch_skip_debug" "$__hutch_skip_end" ;;
+        RETURN) __hutch_trap_code RETURN "$__hutch_skip_return" "$__hutch_skip_end" ;;
+        ERR) __hutch_trap_code ERR '' '' ;;
+        *) plain+=("$signal") ;;
+        esac
+    done
+    if ((${#plain[@]})); then
+        __hutch_call=(trap -- "$action" "${plain[@]}")
+    else
+        __hutch_call=(:)
+    fi
+}
+
+__hutch_trap_shell() {
+    if [[ $BASHPID != "$$" ]]; then
+        plain+=("$2")
+    elif [[ $action == - ]]; then
+        builtin unset "__hutch_traps[$1]"
+        if [[ $1 == INT ]]; then builtin trap -- "$__hutch_on_int" INT; fi
+    else
+        __hutch_traps[$1]=$action
+        if [[ $1 == INT ]]; then builtin trap -- "$action" INT; fi
+    fi
+}
+
+__hutch_trap_code() {
+    if [[ $action != - ]]; then
+        __hutch_traps[$1]=1
+        if [[ -n $2 ]]; then
+            builtin trap -- "$2${action@Q}$3" "$1"
+        else
+            builtin trap -- "$action" "$1"
+        fi
+    elif [[ -n ${__hutch_traps[$1]+set} ]]; then
+        # Bash would bring back the old one at the end of this function.
+        builtin unset "__hutch_traps[$1]"
+        builtin trap -- "$__hutch_none" "$1"
+    fi
+}
+
+__hutch_list() {
+    local action=$1 quoted
+    case $action in
+    "$__hutch_on_int" | "$__hutch_none") return 0 ;;
+    "$__hutch_on_exit")
+        if [[ -z ${__hutch_traps[EXIT]+set} ]]; then
+            return 0
+        fi
+        action=${__hutch_traps[EXIT]}
+        ;;
+    "$__hutch_skip_debug"* | "$__hutch_skip_return"*)
+        quoted=${action#*builtin eval }
+        builtin eval "action=${quoted%"$__hutch_skip_end"}"
+        ;;
+    esac
+    builtin printf -v quoted 'trap -- %s %s\n' "${action@Q}" "$2"
+    __hutch_listed+=$quoted
+}
+
+# ---- the beginning --------------------------------------------------------------------------------------------------
+
+__hutch_enter() {
+    __hutch_plan_descriptors
+    builtin trap -- "$__hutch_on_exit" EXIT
+    builtin trap -- "$__hutch_on_int" INT
+}
+
+__hutch_ready() {
+    builtin eval "builtin exec $__hutch_drop"
+    if [[ -z $__hutch_token ]]; then
+        builtin printf 'ready\n' >&"$__hutch_kept"
+    else
+        builtin printf 'done %s %d\n' "$__hutch_token" "$__hutch_status" >&"$__hutch_kept"
+    fi
+}
+
+declare -A __hutch_traps=()
+__hutch_main='__hutch_enter; \builtin eval "{ __hutch_ready; \\builtin eval \"\$__hutch_loop\"; } $__hutch_shelter"'
+if [[ $3 == resume ]]; then
+    __hutch_main=$__hutch_resume$__hutch_main
+else
+    __hutch_take_descriptors
+    builtin cd -- "$4"
+    builtin unset OLDPWD
+    builtin shopt -s expand_aliases
+    builtin set --
+fi

@@ -76,11 +76,12 @@ class Driver:
         self.profile: Any = None
         self.has_site = not sys.flags.no_site
         self.encoding, self.errors = sys.stdin.encoding, sys.stdin.errors
-        sys.modules["__main__"] = main = type(sys)("__main__")
+        main = type(sys)("__main__")
         self.names = main.__dict__
         self.names.update(__loader__=sys.__loader__, __builtins__=BUILTINS)
-        if sys.version_info < (3, 14):
+        if "__annotations__" in vars(sys.modules["__main__"]):  # up to 3.13
             self.names["__annotations__"] = {}
+        sys.modules["__main__"] = main
         sys.argv = [""]
         posix.register_at_fork(after_in_child=self._forget_host)
 
@@ -179,8 +180,12 @@ class Driver:
             pass  # no room, or user code removed the directory: then there are no lines to show
 
     def _open_stdin(self, path: str) -> None:
-        fd = posix.open(path, posix.O_RDONLY)
-        if fd == 0:  # user code had closed it
+        try:
+            fd = posix.open(path, posix.O_RDONLY)
+        except OSError:  # user code left no descriptor
+            posix.close(0)
+            fd = posix.open(path, posix.O_RDONLY)
+        if fd == 0:
             posix.set_inheritable(0, True)  # noqa: FBT003
         else:
             posix.dup2(fd, 0)
@@ -383,8 +388,11 @@ class Driver:
             for name in list(self.names):
                 if not issubclass(type(self.names[name]), DEFINITIONS):  # which what goes now may need on its way
                     self.names[name] = None
-        # Files that were not closed and are still held by something. Besides ours, listing needs a descriptor, too.
-        if len(posix.listdir("/proc/self/fd")) > 3 + 3 + 1:
+        try:
+            has_files = len(posix.listdir("/proc/self/fd")) > 3 + 3 + 1  # besides the streams, ours, and the listing's
+        except OSError:  # so many that there is no room for one more
+            has_files = True
+        if has_files:
             import gc
 
             for file in [thing for thing in gc.get_objects() if type(thing) in WRITERS]:
