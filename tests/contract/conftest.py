@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from .harness import GRACE_SECONDS, Hutch, Snapshot, become_subreaper, end_newcomers, find_leftovers, reap_orphans
+from .live_harness import Caller
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,3 +34,21 @@ def leaves_nothing(identities: dict[str, Hutch], _subreaper: None) -> Iterator[N
     if left:
         end_newcomers(before)
         pytest.fail("left behind:\n" + "\n".join(sorted(left)[:20]))
+
+
+@pytest.fixture(scope="session")
+def callers(identities: dict[str, Hutch], _subreaper: None) -> Iterator[dict[str, Caller]]:
+    """For each identity a process that uses hutch as a library."""
+    found = {name: Caller(hutch) for name, hutch in identities.items()}
+    for caller in found.values():
+        caller.start()
+    yield found
+    for caller in found.values():
+        caller.close()
+
+
+@pytest.fixture
+def caller(hutch: Hutch, callers: dict[str, Caller], leaves_nothing: None) -> Caller:
+    """The process of each identity in turn. What its sandboxes leave carries its pid in the name."""
+    hutch.pids.append(callers[hutch.name].pid)
+    return callers[hutch.name]

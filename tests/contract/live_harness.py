@@ -13,34 +13,38 @@ import pickle
 import select
 import struct
 import subprocess
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
+from hutch import HutchError
+
 from .harness import DEADLINE_SECONDS, PYTHON, Hutch, descendants
 
-PREAMBLE = """
-import asyncio, contextlib, functools, gc, os, pickle, signal, struct, sys, threading, time, traceback
-from pathlib import Path
-import hutch
-from hutch import *
-from hutch import AsyncPool, AsyncSandbox, Pool, Sandbox
+# ---- what claims have at hand there ---------------------------------------------------------------------------------
 
-def outcome(result):
-    return result.outcome.value
 
-def error_of(act, *arguments, **options):
+def outcome(result: Any) -> str:
+    """How a run ended, in a word."""
+    word: str = result.outcome.value
+    return word
+
+
+def error_of(act: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[str, str, str]:
+    """The class, code and message of the error that a call raises."""
     try:
         value = act(*arguments, **options)
     except HutchError as error:
-        return (type(error).__name__, error.code, error.message, error.hint)
+        assert error.hint, f"no hint: {error!r}"
+        return type(error).__name__, error.code, error.message
     raise AssertionError(f"no error, but {value!r}")
 
-def wait_until(condition, seconds=10.0):
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+    """Poll; the last answer counts."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -48,34 +52,48 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.01)
     return True
 
-def open_files():
+
+def open_files() -> int:
+    """How many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))
-"""
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The source of a function that may be defined inside a test."""
+    return textwrap.dedent(inspect.getsource(function))
+
+
+PREAMBLE = """
+from __future__ import annotations
+import asyncio, contextlib, errno, functools, gc, os, pickle, resource, signal, socket, stat, struct, sys, threading
+import time, traceback
+from pathlib import Path
+import hutch
+from hutch import *
+""" + "\n".join(map(source_of, (outcome, error_of, wait_until, open_files)))
 
 _SERVER = """
 def _serve():
     answers = os.dup(1)
     os.dup2(2, 1)
-    with Sandbox() as box:  # what is opened once and stays: the loop's own descriptors, caches
+    with Sandbox() as box:  # what is opened once and stays: the descriptors of the loop
         box.run("1")
-        box.exec(["true"])
     before = open_files()
     while True:
         size = sys.stdin.buffer.read(8)
         if not size:
             return
-        source, name, arguments, options = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", size)[0]))
+        source, name, arguments = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", size)[0]))
         names = {**globals(), "__name__": "claim"}
         try:
             exec(compile(source, "<claim>", "exec"), names)
-            answer = (True, names[name](*arguments, **options))
+            answer = (True, names[name](*arguments))
         except BaseException:
             answer = (False, traceback.format_exc())
         del names
         gc.collect()
         if not wait_until(lambda: open_files() <= before, 3) and answer[0]:
-            held = [os.readlink(f"/proc/self/fd/{fd}") for fd in sorted(os.listdir("/proc/self/fd"), key=int)
-                    if os.path.exists(f"/proc/self/fd/{fd}") or True and os.path.lexists(f"/proc/self/fd/{fd}")]
+            held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
             answer = (False, f"{open_files() - before} descriptors more than before: {held}")
         data = pickle.dumps(answer)
         for part in (struct.pack("<Q", len(data)), data):
@@ -86,103 +104,99 @@ _serve()
 """
 
 
+def script_of(function: Callable[..., Any], *arguments: Any) -> str:
+    """A whole program that calls a function, for claims about the end of the process that uses hutch."""
+    return f"{PREAMBLE}\n{source_of(function)}\n{function.__name__}(*{arguments!r})\n"
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
 class Caller:
     """One process of one identity with hutch imported."""
 
     def __init__(self, hutch: Hutch) -> None:
         self.hutch = hutch
-        self._said = tempfile.TemporaryFile()
+        self._said = os.memfd_create("said", os.MFD_CLOEXEC)
         self._process: subprocess.Popen[Any] | None = None
 
     @property
     def pid(self) -> int:
         """Of the process."""
-        return self._start().pid
+        assert self._process is not None
+        return self._process.pid
 
-    def _start(self) -> subprocess.Popen[Any]:
-        if self._process is None:
-            self._said.truncate(0)
-            self._process = self.hutch.popen(
-                [PYTHON, "-W", "always", "-c", PREAMBLE + _SERVER],
-                stdin=subprocess.PIPE,
-                stderr=self._said,
-                text=False,
-                errors=None,
-            )
-            self.call(_nothing)
-        return self._process
+    def start(self) -> None:
+        """Start the process, and wait until it is ready."""
+        self._process = self.hutch.popen(
+            [PYTHON, "-W", "always", "-c", PREAMBLE + _SERVER],
+            stdin=subprocess.PIPE,
+            stderr=self._said,
+            text=False,
+            errors=None,
+        )
+        self(_nothing)
 
-    def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Have a function called there, and get what it returns. It sees its arguments, hutch, and nothing of ours."""
-        self._start()
-        return self.call(function, *arguments, **options)
-
-    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        request = pickle.dumps((source_of(function), function.__name__, arguments, options))
+        request = pickle.dumps((source_of(function), function.__name__, arguments))
         deadline = time.monotonic() + DEADLINE_SECONDS
-        said_before = self._said.seek(0, os.SEEK_END)
+        said_before = os.fstat(self._said).st_size
         try:
             process.stdin.write(struct.pack("<Q", len(request)) + request)
             process.stdin.flush()
-            (size,) = struct.unpack("<Q", self._read(process.stdout.fileno(), 8, deadline))
-            ok, value = pickle.loads(self._read(process.stdout.fileno(), size, deadline))
-        except (OSError, struct.error, TimeoutError) as error:
-            self._fail(f"the process did not answer ({error!r})")
-        self._said.seek(said_before)
-        said = self._said.read().decode(errors="replace")
+            (size,) = struct.unpack("<Q", _read(process.stdout.fileno(), 8, deadline))
+            ok, value = pickle.loads(_read(process.stdout.fileno(), size, deadline))
+        except (OSError, TimeoutError) as error:
+            below = len(descendants(process.pid))
+            self._end()
+            said = self._heard(said_before)
+            self.start()  # for the tests that follow
+            pytest.fail(f"the process did not answer ({error}); {below} processes below it\n{said}")
+        said = self._heard(said_before)
         if not ok:
             pytest.fail(f"{value}\n{said}", pytrace=False)
         if said:
             pytest.fail(f"said on standard error:\n{said}", pytrace=False)
         return value
 
-    def _read(self, fd: int, size: int, deadline: float) -> bytes:
-        data = b""
-        while len(data) < size:
-            if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError(f"after {DEADLINE_SECONDS} s")
-            chunk = os.read(fd, size - len(data))
-            if not chunk:
-                raise OSError("it is gone")
-            data += chunk
-        return data
+    def _heard(self, start: int) -> str:
+        return os.pread(self._said, 20_000, start).decode(errors="replace")
 
-    def _fail(self, reason: str) -> NoReturn:
-        """Say what is known, and have the next call start another process."""
-        assert self._process is not None
-        below = len(descendants(self._process.pid))
-        self.close()
-        self._said.seek(0)
-        pytest.fail(f"{reason}; {below} processes below it\n{self._said.read().decode(errors='replace')}")
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            process, self._process = self._process, None
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        self._end()
+        os.close(self._said)
 
 
 def _nothing() -> None:
     """What is called to see that a process is there."""
 
 
-def source_of(function: Callable[..., Any]) -> str:
-    """The source of a function that may be defined inside a test."""
-    return textwrap.dedent(inspect.getsource(function))
-
-
-def script_of(function: Callable[..., Any], *arguments: Any) -> str:
-    """A whole program that calls a function, for claims about the end of the process that uses hutch."""
-    return f"{PREAMBLE}\n{source_of(function)}\n{function.__name__}(*{arguments!r})\n"
+def _read(fd: int, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"within {DEADLINE_SECONDS} s")
+        chunk = os.read(fd, size - len(data))
+        if not chunk:
+            raise OSError("it is gone")
+        data += chunk
+    return data

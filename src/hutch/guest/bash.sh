@@ -15,7 +15,7 @@
 if [[ $0 != bash ]]; then
     builtin printf '%s\n' '. "$1"; \builtin eval "$__hutch_main"' >"$1/bash"
     builtin cd -- "$1"
-    builtin exec "$BASH" --norc --noprofile bash "$0" "$1" start "$OLDPWD"
+    exec "$BASH" --norc --noprofile bash "$0" "$1" start "$OLDPWD"
 fi
 
 builtin trap : INT # until the first run an interrupt means nothing
@@ -37,7 +37,7 @@ __hutch_take_descriptors() {
         fi
     done
     local -i base=__hutch_base
-    builtin eval "builtin exec $base>&3 $((base + 1))<&4 $((base + 2))<&5 $((base + 3))>&1 $((base + 4))>&2" \
+    builtin eval "exec $base>&3 $((base + 1))<&4 $((base + 2))<&5 $((base + 3))>&1 $((base + 4))>&2" \
         "3>&- 4>&- 5>&-"
 }
 
@@ -49,7 +49,7 @@ __hutch_plan_descriptors() { # sets what the compound command is made of
         __hutch_drop+=" $((base + i))>&-"
         __hutch_recover+=" $((base + i))>&$((__hutch_kept + i))"
     done
-    builtin eval "builtin exec $spare</dev/null"
+    builtin eval "exec $spare</dev/null"
     __hutch_drop+=" $spare>&-"
 }
 
@@ -76,9 +76,9 @@ __hutch_next() { # waits for a run; false when it has to be run outside of the l
     builtin printf -v __hutch_code %s "${__hutch_lines[@]}"
     __hutch_lines=()
     if [[ ${rest%% *} == 0 ]]; then
-        builtin exec 0</dev/null
+        exec 0</dev/null
     else
-        builtin exec 0<"/proc/self/fd/$((__hutch_kept + 2))"
+        exec 0<"/proc/self/fd/$((__hutch_kept + 2))"
     fi
     if [[ ,$flags, == *,once,* ]]; then
         { __hutch_once; } 2>/dev/null
@@ -153,9 +153,9 @@ __hutch_once() {
         builtin trap - INT EXIT
         if ((is_written)); then
             builtin cd -- "$__hutch_runs"
-            builtin exec "$__hutch_self" --norc --noprofile bash
+            exec "$__hutch_self" --norc --noprofile bash
         fi
-        builtin exec "$__hutch_self" --norc --noprofile /dev/fd/9 9<"/proc/self/fd/$((__hutch_kept + 1))"
+        exec "$__hutch_self" --norc --noprofile /dev/fd/9 9<"/proc/self/fd/$((__hutch_kept + 1))"
     ) 2>&"$((__hutch_kept + 4))" || __hutch_status=$?
 }
 
@@ -215,7 +215,7 @@ __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is writte
     case $__hutch_before in run | flat) __hutch_status=$1 ;; esac
     builtin trap -- "$__hutch_on_int" INT
     if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash has not left the compound command
-        builtin eval "builtin exec $__hutch_recover"
+        builtin eval "exec $__hutch_recover"
     fi
     __hutch_code=''
     if [[ $__hutch_before != interrupt && -n ${__hutch_traps[EXIT]+set} ]]; then
@@ -229,7 +229,7 @@ __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is writte
 # After set -e bash does not put right what was redirected: the output of a function that failed may still go to a file.
 
 __hutch_restore_output() {
-    builtin eval "builtin exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
+    builtin eval "exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
 }
 
 __hutch_write() {
@@ -284,9 +284,9 @@ __hutch_restart() {
         __hutch_mode=reset
         builtin eval "$__hutch_text"
     fi
-    { builtin eval "builtin exec $((__hutch_base + 5))<."; } 2>/dev/null
+    { builtin eval "exec $((__hutch_base + 5))<."; } 2>/dev/null
     builtin cd -- "$__hutch_runs"
-    builtin eval 'builtin exec -c "$__hutch_self" --norc --noprofile bash "$__hutch_file" "$__hutch_runs"' \
+    builtin eval 'exec -c "$__hutch_self" --norc --noprofile bash "$__hutch_file" "$__hutch_runs"' \
         'resume "$__hutch_base" "$__hutch_token" "$__hutch_status"' "1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
 }
 
@@ -299,7 +299,7 @@ __hutch_load() {
 # At the top level, or else `declare` would make variables of a function, and functions would be the driver's own.
 # Aliases are not expanded before the options are back, which come last.
 
-__hutch_resume='__hutch_load variables; { \builtin eval "${__hutch_text//declare -ar BASH_VERSINFO=/: }"; } 2>/dev/null; __hutch_load functions; \builtin shopt -s extglob; \builtin eval "$__hutch_text"; __hutch_resumed "$@"; __hutch_load settings; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_load traps; __hutch_mode=raw; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_mode=""; __hutch_load options "builtin "; { \builtin eval "$__hutch_text"; } 2>/dev/null; '
+__hutch_resume='__hutch_load variables; { \builtin eval "${__hutch_text/declare -ar BASH_VERSINFO=/#}"; } 2>/dev/null; __hutch_load functions; \builtin shopt -s extglob; \builtin eval "$__hutch_text"; __hutch_resumed "$@"; __hutch_load settings; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_load traps; __hutch_mode=raw; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_mode=""; __hutch_load options "builtin "; { \builtin eval "$__hutch_text"; } 2>/dev/null; '
 
 __hutch_resumed() {
     __hutch_phase=idle __hutch_base=$4 __hutch_token=$5 __hutch_status=$6 __hutch_depth=0 __hutch_suspended=''
@@ -431,7 +431,7 @@ __hutch_enter() {
 }
 
 __hutch_ready() {
-    builtin eval "builtin exec $__hutch_drop"
+    builtin eval "exec $__hutch_drop"
     if [[ -z $__hutch_token ]]; then
         builtin printf 'ready\n' >&"$__hutch_kept"
     else
