@@ -73,6 +73,8 @@ class Async:
 
     async def close(self) -> None:
         """End everything."""
+        for pool in self._pools.values():
+            await pool.close()
         await House.of_this_loop().close()
 
     async def cold_pool(self) -> float:
@@ -157,6 +159,11 @@ class Blocking:
     def __init__(self) -> None:
         self._pool: hutch.Pool | None = None
         self._boxes: dict[str | None, hutch.Sandbox] = {}
+
+    def close(self) -> None:
+        """End everything."""
+        if self._pool is not None:
+            self._pool.close()
 
     def cold_run(self) -> float:
         """The function for those who want one result."""
@@ -471,6 +478,7 @@ class Bench:
 
     def close(self) -> None:
         """End what runs."""
+        self._blocking.close()
         self._async.do(self._async.close())
 
 

@@ -146,6 +146,22 @@ def test_half_a_record_costs_no_other(torn: str, log: Log, path: str) -> None:
     assert "\n\n\n" not in Path(path).read_text()
 
 
+def test_half_a_record_that_comes_between_costs_no_other(log: Log, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.append("run", n=1)
+    real = os.write
+
+    def killed_first(fd: int, line: bytes) -> int:
+        monkeypatch.setattr(os, "write", real)
+        with open(path, "a") as file:
+            file.write('{"ts":"x","event":"ru')
+        return real(fd, line)
+
+    monkeypatch.setattr(os, "write", killed_first)
+    assert log.append("run", n=2)
+    assert log.append("run", n=3)
+    assert numbers(read(path)) == [1, 2, 3]
+
+
 NO_RECORDS = {
     "list": "[]",
     "number": "1",

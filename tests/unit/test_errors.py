@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from engine_errors import ROWS
 
 import hutch
 from hutch import cli, config, errors, process, spec
 from hutch.cli import build_parser, run
-from hutch.engine import diagnosis, planning, supervisor
-from hutch.errors import CommandError, HostError, HutchError, SandboxError, SpecError, StartError
+from hutch.engine import diagnosis, planning, store, supervisor
+from hutch.errors import (
+    CommandError,
+    GoneError,
+    HostError,
+    HutchError,
+    ProtocolError,
+    SandboxError,
+    SessionError,
+    SpecError,
+    StartError,
+)
 from hutch.isolation import bwrap, jail, limits, mounts, network, seccomp
 from hutch.model import Environment, HostPath, Limits, Mount, Outcome, Plan, Result
 from hutch.sources import host
@@ -236,6 +247,30 @@ def strict_without_cgroup(_scene: Scene) -> None:
     limits.plan_limits(Limits(), None, "t", (0,), strict=True)
 
 
+def with_sessions(
+    act: Callable[[store.Store, list[str]], Any], *names: str | None, damage: Callable[[Path], None] | None = None
+) -> Callable[[Scene], Any]:
+    """A store with sessions of these names, whose directory is then damaged."""
+
+    def provoke(scene: Scene) -> None:
+        sessions = store.Store(str(scene.path / "data"))
+        ids = [sessions.create(name, "python", {}).id for name in names]
+        if damage:
+            damage(scene.path / "data" / "sessions")
+        act(sessions, ids)
+
+    return provoke
+
+
+def in_use(sessions: store.Store, ids: list[str]) -> None:
+    with sessions.lock(ids[0]):
+        sessions.lock(ids[0])
+
+
+def without_metadata(directory: Path) -> None:
+    next(directory.glob("*/metadata.json")).unlink()
+
+
 def ended(outcome: Outcome) -> Callable[[Scene], Any]:
     return lambda _scene: Result(outcome=outcome, exit_code=None).check()
 
@@ -329,6 +364,34 @@ TABLE = [
     Row("host.slirp4netns", HostError, without_slirp, "apt install slirp4netns"),
     Row("host.slirp4netns", HostError, with_slirp("echo no device >&2; exit 1"), "by hand"),
     Row("host.tun", HostError, without_tunnel, "modprobe tun"),
+    Row("spec.session-name", SpecError, with_sessions(lambda _store, _ids: None, "a b"), "letters, digits"),
+    Row("session.unknown", SessionError, with_sessions(lambda all_, _: all_.find("wrk"), "work"), "use one of: work"),
+    Row("session.unknown", SessionError, with_sessions(lambda all_, _: all_.find("work")), "create one first"),
+    Row(
+        "session.ambiguous", SessionError, with_sessions(lambda all_, _: all_.find("a"), "a", "a"), "use one of the ids"
+    ),
+    Row("session.busy", SessionError, with_sessions(in_use, None), "wait"),
+    Row(
+        "session.corrupt",
+        SessionError,
+        with_sessions(lambda all_, ids: all_.find(ids[0]), None, damage=without_metadata),
+        "/workspace, then: rm -r ",
+    ),
+    Row(
+        "host.data",
+        HostError,
+        with_sessions(lambda all_, _: all_.all(), None, damage=lambda directory: directory.chmod(0o777)),
+        "chmod go-w",
+    ),
+    Row(
+        "host.data",
+        HostError,
+        with_sessions(
+            lambda all_, _: all_.create(None, "python", {}),
+            damage=lambda directory: directory.parent.touch(),
+        ),
+        "move it away",
+    ),
     Row("start.failed", StartError, reports("error mount 5 x\\n"), "hutch doctor"),
     Row("start.failed", StartError, reports("", stderr="bwrap: no such option"), "hutch plan"),
     Row("start.failed", StartError, reports(""), "hutch doctor"),
@@ -340,6 +403,7 @@ TABLE = [
     Row("command.disk", CommandError, ended(Outcome.DISK), "disk"),
     Row("command.output", CommandError, ended(Outcome.OUTPUT), "output"),
     Row("command.killed", CommandError, ended(Outcome.KILLED), ""),
+    *(Row(*row) for row in ROWS),
 ]
 
 
@@ -390,10 +454,13 @@ def test_the_table_covers_exactly_the_codes_in_the_source() -> None:
 
 def test_every_code_is_a_slug_that_says_who_must_act() -> None:
     families = {
-        SpecError: {"cli", "config", "spec", "mount"},
+        SpecError: {"cli", "config", "spec", "mount", "files"},
         HostError: {"host"},
         StartError: {"start"},
         CommandError: {"command"},
+        GoneError: {"sandbox"},
+        ProtocolError: {"protocol"},
+        SessionError: {"session"},
         SandboxError: ("hutch",),
     }
     for row in TABLE:

@@ -279,6 +279,7 @@ ENDINGS = {
     "exit none": "import sys\nsys.exit(None)",
     "base": "class Odd(BaseException): pass\nraise Odd('x')",
     "bad repr": "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
+    "falsy": "class Odd(Exception):\n    def __len__(self): return 0\nraise Odd",
     "own traceback": "class Odd(Exception):\n    def with_traceback(self, _): raise KeyError\nraise Odd",
     "import": "import json\njson.loads('{')",
     "missing module": "import surely_not_there",

@@ -247,6 +247,8 @@ def test_a_session_is_found_by_id_name_and_beginning(sessions: Store, monkeypatc
     assert sessions.find("aa110000").id == "aa110000"
     assert sessions.find("aa22").id == "aa220000"
     assert sessions.find("b").id == "bb000000"
+    assert refusal(sessions.find, "b", prefix=False).code == "session.unknown"
+    assert sessions.find("aa", prefix=False).name == "aa"
     assert sessions.find("aa").id == "bb000000"  # a name goes before the beginning of an id
     for word, listed in (("work", "aa110000, aa220000"), ("a", "aa110000, aa220000")):
         error = refusal(sessions.find, word)

@@ -101,7 +101,7 @@ class Log:
             Whether it was written. Nothing is raised: a full disk must not end a run. The next record that can be
             written says how many were lost.
         """
-        record: dict[str, object] = {"ts": timestamp(), "event": event}
+        record: dict[str, object] = {"ts": timestamp(), "event": _cut(event, _WORD)}
         for name, value in fields.items():
             if name not in record:
                 record[name] = _bound(value)
@@ -136,12 +136,23 @@ class Log:
         size = self._current_size()
         if size and size + len(line) > self.max_bytes and self._rotate():
             size = self._current_size()
-        # Whatever stands before us was written by someone else: it may be half a record.
-        if size and size != self._end and os.pread(self._fd, 1, size - 1) not in (b"\n", b""):
+        # Whatever stands before us and was written by someone else may be half a record.
+        if size and size != self._end and not self._is_line_end(size):
             line = b"\n" + line
+        if not self._write_at_once(line):
+            return False
+        start = self._end - len(line)
+        if start == size or line[0] == 10 or self._is_line_end(start):
+            return True
+        return self._write_at_once(b"\n" + line)  # half a record came between our look and our write
+
+    def _write_at_once(self, line: bytes) -> bool:
         written = os.write(self._fd, line)
         self._end = os.lseek(self._fd, 0, os.SEEK_CUR) if written == len(line) else -1
         return written == len(line)
+
+    def _is_line_end(self, offset: int) -> bool:
+        return offset == 0 or os.pread(self._fd, 1, offset - 1) in (b"\n", b"")
 
     def _current_size(self) -> int:
         """How long the file is; it is opened again when another process has rotated or removed it."""

@@ -285,17 +285,17 @@ class _Process:
 
     async def _cancel(self, *, once: bool) -> None:
         """Whoever waited does so no more: the run must be over before the next one begins."""
-        if once or not self._sandbox.is_alive:
+        if once or not self._sandbox.is_alive or self.is_gone:
             return
-        ending = self._ending
+        if self._ending is None or (self._ending.done() and not self._ending.cancelled()):
+            return
+        # A new one before the signal is sent: the answer may come sooner than the word that it was delivered.
+        ending = self._ending = self._loop.create_future()
         await asyncio.shield(self._signal(signal.SIGINT, "group"))
-        if ending is None or self.is_gone:
-            return
-        self._ending = self._loop.create_future()
-        await asyncio.wait([self._ending], timeout=_GRACE_SECONDS)
-        if not self._ending.done():
+        await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+        if not ending.done():
             await asyncio.shield(self._signal(signal.SIGKILL, "session"))
-            await asyncio.wait([self._ending], timeout=_GRACE_SECONDS)
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
 
     # ---- what it says ----
 

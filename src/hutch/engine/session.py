@@ -73,7 +73,7 @@ class Session(Box):
         if self.live is not None:
             self._log.append("closed", reason=reason)
         await super().rest(reason)
-        self._keep_record()
+        self.keep_record()
 
     async def close(self) -> None:
         """Let it go: another process may have it."""
@@ -89,7 +89,8 @@ class Session(Box):
         self._store.remove(self.record.id, lock=self._lock)
         self._lock.release()
 
-    def _keep_record(self) -> None:
+    def keep_record(self) -> None:
+        """Write down when it was used last."""
         stored = self._store.find(self.record.id)
         if stored.last_run_at != self.record.last_run_at:
             self._store.update(stored.replace(last_run_at=self.record.last_run_at))
@@ -192,7 +193,8 @@ class Sessions:
             SpecError: the request or the name is wrong.
         """
         async with self._opening:
-            record = self._find(word)
+            # A name that is new must not be taken for the beginning of somebody's id.
+            record = self._find(word, prefix=not create)
             is_new = False
             if record is None and not create:
                 assert word is not None
@@ -219,11 +221,11 @@ class Sessions:
             self._users[record.id] = self._users.get(record.id, 0) + 1
             return self._held[record.id]
 
-    def _find(self, word: str | None) -> Record | None:
+    def _find(self, word: str | None, *, prefix: bool) -> Record | None:
         if word is None:
             return None
         try:
-            return self._store.find(word)
+            return self._store.find(word, prefix=prefix)
         except SessionError as error:
             if error.code == "session.unknown":
                 return None

@@ -109,8 +109,8 @@ class Store:
                 raise
         return parse_record(text, self.path(session_id))
 
-    def find(self, word: str) -> Record:
-        """The session with this id, else with this name, else whose id begins so.
+    def find(self, word: str, *, prefix: bool = True) -> Record:
+        """The session with this id, else with this name, else, with prefix, whose id begins so.
 
         Raises:
             SessionError: session.unknown, session.ambiguous or session.corrupt.
@@ -119,7 +119,7 @@ class Store:
         if word in ids:
             return self._load(word)
         found = [record.id for record in self.all() if record.name == word]
-        found = found or [session_id for session_id in ids if word and session_id.startswith(word)]
+        found = found or [session_id for session_id in ids if prefix and word and session_id.startswith(word)]
         if not found:
             raise self._unknown(word)
         if len(found) > 1:

@@ -20,7 +20,7 @@ fi
 
 builtin trap : INT # until the first run an interrupt means nothing
 __hutch_file=$1 __hutch_runs=$2 __hutch_self=$BASH
-__hutch_phase=idle __hutch_token='' __hutch_status=0 __hutch_code='' __hutch_depth=0 __hutch_suspended=''
+__hutch_phase=idle __hutch_token='' __hutch_status=0 __hutch_code='' __hutch_depth=0 __hutch_suspended='' __hutch_flags=''
 __hutch_line=() __hutch_lines=() __hutch_call=()
 
 # ---- descriptors ----------------------------------------------------------------------------------------------------
@@ -47,10 +47,10 @@ __hutch_plan_descriptors() { # sets what the compound command is made of
     for ((i = 0; i < 5; i++)); do
         __hutch_shelter+=" $((base + i))>&$spare"
         __hutch_drop+=" $((base + i))>&-"
-        __hutch_recover+=" $((base + i))>&$((__hutch_kept + i))"
+        __hutch_recover+=" 0>&$((__hutch_kept + i)) $((base + i))>&0" # close-on-exec would be copied, but for 0 to 2
     done
     builtin eval "exec $spare</dev/null"
-    __hutch_drop+=" $spare>&-"
+    __hutch_drop+=" $((base + 5))>&- $spare>&-"
 }
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ __hutch_once() {
 # ---- the end of the shell -------------------------------------------------------------------------------------------
 
 __hutch_on_int='{ __hutch_interrupt; } 2>/dev/null'
-__hutch_on_exit='{ __hutch_leave "$?" "$@"; } 2>/dev/null; __hutch_restore_output; if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_restart; } 2>/dev/null'
+__hutch_on_exit='{ __hutch_leave "$?" "${#FUNCNAME[@]}" "$@"; } 2>/dev/null; __hutch_restore_output; if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; { __hutch_restart; } 2>/dev/null'
 
 # `exit` itself would leave the variables of the functions it is called in for those of the shell. A failing expansion
 # ends the shell too, but not without having left the functions.
@@ -185,15 +185,20 @@ __hutch_exit() { # returns when this is a matter of the builtin
     if [[ $__hutch_phase == leaving ]]; then
         __hutch_restart
     fi
-    __hutch_phase=exit
+    __hutch_stop exit
+}
+
+__hutch_stop() {
+    __hutch_phase=$1 __hutch_flags=$-
+    builtin set +e # with it bash would end at once
     builtin : "${__hutch_never:?}"
 }
 
 __hutch_interrupt() {
     case $BASHPID:$__hutch_phase in
     "$$:run" | "$$:flat")
-        __hutch_phase=interrupt __hutch_status=130
-        builtin : "${__hutch_never:?}"
+        __hutch_status=130
+        __hutch_stop interrupt
         ;;
     "$$:leaving")
         __hutch_status=130
@@ -209,10 +214,10 @@ __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is writte
     if [[ $BASHPID != "$$" || $__hutch_phase == leaving ]]; then
         builtin exit "$1"
     fi
-    local __hutch_before=$__hutch_phase __hutch_flags=$-
+    local __hutch_before=$__hutch_phase
     __hutch_phase=leaving
+    case $__hutch_before in run | flat) __hutch_status=$1 __hutch_flags=$- ;; esac
     builtin set +aeux
-    case $__hutch_before in run | flat) __hutch_status=$1 ;; esac
     builtin trap -- "$__hutch_on_int" INT
     if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash has not left the compound command
         builtin eval "exec $__hutch_recover"
@@ -220,10 +225,37 @@ __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is writte
     __hutch_code=''
     if [[ $__hutch_before != interrupt && -n ${__hutch_traps[EXIT]+set} ]]; then
         __hutch_code=${__hutch_traps[EXIT]}
+        builtin unset '__hutch_traps[EXIT]'
     fi
-    builtin unset '__hutch_traps[EXIT]'
-    __hutch_write "$__hutch_flags" "${@:2}"
+    if (($2 > 1)); then
+        __hutch_leave_functions
+    fi
+    __hutch_write "${@:3}"
     return 0
+}
+
+# Called from the trap, `unset` takes away the variables of the functions that bash has not left. The attribute tells
+# them from those of the shell.
+
+__hutch_leave_functions() {
+    local __hutch_n __hutch_name __hutch_names=()
+    builtin shopt -u localvar_unset 2>/dev/null
+    for __hutch_n in {a..z} {A..Z} _; do
+        builtin eval "__hutch_names+=(\"\${!$__hutch_n@}\")"
+    done
+    for __hutch_name in "${__hutch_names[@]}"; do
+        case $__hutch_name in __hutch_* | _ | FUNCNAME | BASH_* | DIRSTACK | PIPESTATUS | LINENO) continue ;; esac
+        builtin declare -g -t "$__hutch_name"
+        for ((__hutch_n = 0; __hutch_n < 1000; __hutch_n++)); do
+            if builtin eval "[[ \${$__hutch_name@a} == *t* ]]" || ! builtin unset -v "$__hutch_name"; then
+                builtin break
+            fi
+        done
+        builtin declare -g +t "$__hutch_name"
+        if [[ ! -v $__hutch_name ]] && builtin eval "((\${#$__hutch_name[@]} == 0))"; then
+            builtin unset -v "$__hutch_name"
+        fi
+    done
 }
 
 # After set -e bash does not put right what was redirected: the output of a function that failed may still go to a file.
@@ -239,10 +271,10 @@ __hutch_write() {
     {
         builtin shopt -p
         builtin set +o
-        if [[ $__hutch_suspended$1 == *a* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=a'; fi
-        if [[ $__hutch_suspended$1 == *x* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=x'; fi
-        if [[ $1 == *e* ]]; then builtin printf '%s\n' 'set -e'; fi
-        if [[ $1 == *u* ]]; then builtin printf '%s\n' 'set -u'; fi
+        if [[ $__hutch_suspended$__hutch_flags == *a* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=a'; fi
+        if [[ $__hutch_suspended$__hutch_flags == *x* ]]; then builtin printf '%s\n' 'declare __hutch_suspended+=x'; fi
+        if [[ $__hutch_flags == *e* ]]; then builtin printf '%s\n' 'set -e'; fi
+        if [[ $__hutch_flags == *u* ]]; then builtin printf '%s\n' 'set -u'; fi
     } >|"$__hutch_runs/options"
 
     builtin declare -F >|"$__hutch_runs/functions"
@@ -255,6 +287,7 @@ __hutch_write() {
             if [[ $__hutch_n != 'declare -f '* ]]; then
                 builtin printf 'builtin %s\n' "$__hutch_n"
             fi
+            builtin printf '%s\n' "$__hutch_mark"
         done
     } >|"$__hutch_runs/functions"
 
@@ -269,8 +302,13 @@ __hutch_write() {
         else
             builtin printf 'builtin unset OLDPWD\n'
         fi
+        for __hutch_n in DEBUG ERR RETURN; do
+            if [[ -n ${__hutch_traps[$__hutch_n]+set} ]]; then
+                builtin printf 'trap -- %q %s\n' "${__hutch_traps[$__hutch_n]}" "$__hutch_n"
+            fi
+        done
         builtin printf 'builtin set --'
-        if (($# > 1)); then builtin printf ' %q' "${@:2}"; fi
+        if (($#)); then builtin printf ' %q' "$@"; fi
         builtin printf '\n__hutch_complete=1\n'
     } >|"$__hutch_runs/settings"
 }
@@ -299,7 +337,14 @@ __hutch_load() {
 # At the top level, or else `declare` would make variables of a function, and functions would be the driver's own.
 # Aliases are not expanded before the options are back, which come last.
 
-__hutch_resume='__hutch_load variables; { \builtin eval "${__hutch_text/declare -ar BASH_VERSINFO=/#}"; } 2>/dev/null; __hutch_load functions; \builtin shopt -s extglob; \builtin eval "$__hutch_text"; __hutch_resumed "$@"; __hutch_load settings; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_load traps; __hutch_mode=raw; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_mode=""; __hutch_load options "builtin "; { \builtin eval "$__hutch_text"; } 2>/dev/null; '
+__hutch_resume='__hutch_load variables; { \builtin eval "${__hutch_text/declare -ar BASH_VERSINFO=/#}"; } 2>/dev/null; __hutch_load functions; __hutch_functions=$__hutch_text; \builtin shopt -s extglob; while __hutch_next_function; do \builtin eval "$__hutch_text"; done; __hutch_resumed "$@"; __hutch_load settings; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_load traps; __hutch_mode=raw; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_mode=""; __hutch_load options "builtin "; { \builtin eval "$__hutch_text"; } 2>/dev/null; '
+
+__hutch_mark='#__hutch_mark'
+
+__hutch_next_function() { # one by one, so that the lines of each are counted from its own first
+    __hutch_text=${__hutch_functions%%"$__hutch_mark"*} __hutch_functions=${__hutch_functions#*"$__hutch_mark"}
+    [[ $__hutch_text == *[!$'\n']* ]]
+}
 
 __hutch_resumed() {
     __hutch_phase=idle __hutch_base=$4 __hutch_token=$5 __hutch_status=$6 __hutch_depth=0 __hutch_suspended=''
@@ -338,12 +383,17 @@ __hutch_trap() { # sets the builtin's call that is left to do
     case ${1--p} in
     --) shift ;;
     -p)
-        local found
+        local found signal
         if ! found=$(builtin trap "${@:--p}"); then
             return 0
         fi
         __hutch_mode=list __hutch_listed=''
         builtin eval "$found"
+        for signal in DEBUG ERR RETURN; do # which functions do not see
+            if [[ -n ${__hutch_traps[$signal]+set} && ($# -lt 2 || " ${*^^} " == *" $signal "*) ]]; then
+                __hutch_list "${__hutch_traps[$signal]}" "$signal"
+            fi
+        done
         __hutch_mode=''
         __hutch_call=(printf %s "$__hutch_listed")
         return 0
@@ -390,7 +440,7 @@ __hutch_trap_shell() {
 
 __hutch_trap_code() {
     if [[ $action != - ]]; then
-        __hutch_traps[$1]=1
+        __hutch_traps[$1]=$action
         if [[ -n $2 ]]; then
             builtin trap -- "$2${action@Q}$3" "$1"
         else
@@ -406,16 +456,12 @@ __hutch_trap_code() {
 __hutch_list() {
     local action=$1 quoted
     case $action in
-    "$__hutch_on_int" | "$__hutch_none") return 0 ;;
+    "$__hutch_on_int" | "$__hutch_none" | "$__hutch_skip_debug"* | "$__hutch_skip_return"*) return 0 ;;
     "$__hutch_on_exit")
         if [[ -z ${__hutch_traps[EXIT]+set} ]]; then
             return 0
         fi
         action=${__hutch_traps[EXIT]}
-        ;;
-    "$__hutch_skip_debug"* | "$__hutch_skip_return"*)
-        quoted=${action#*builtin eval }
-        builtin eval "action=${quoted%"$__hutch_skip_end"}"
         ;;
     esac
     builtin printf -v quoted 'trap -- %s %s\n' "${action@Q}" "$2"

@@ -22,9 +22,8 @@ from sys import getprofile, gettrace, setprofile, settrace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
     from collections.abc import Coroutine
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, TracebackType
     from typing import Any, NoReturn
 
 # User code may replace what is built in. Functions defined below this line keep what is there now.
@@ -71,7 +70,7 @@ class Driver:
         self.kept_bytes = 0
         self.futures = 0
         self.has_compiled = False
-        self.loop: AbstractEventLoop | None = None
+        self.loop: Any = None
         self.trace: Any = None
         self.profile: Any = None
         self.has_site = not sys.flags.no_site
@@ -213,32 +212,29 @@ class Driver:
             site.main()
         finally:
             sys.path.insert(0, head)
-        plain = sys.flags
-
-        class flags(tuple):  # type: ignore[type-arg]
-            """sys.flags as without -S, which multiprocessing would pass on to the interpreters that it starts."""
-
-            no_site = 0
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(plain, name)
-
-            def __repr__(self) -> str:
-                return repr(plain).replace("no_site=1", "no_site=0")
-
-        sys.flags = flags((*plain[:6], 0, *plain[7:]))  # type: ignore[assignment]
+        # As without -S, which multiprocessing would pass on to the interpreters that it starts.
+        plain, text = sys.flags, repr(sys.flags).replace("no_site=1", "no_site=0")
+        fields = {name: getattr(plain, name) for name in dir(plain) if not hasattr(tuple, name)}
+        fields.update(no_site=0, __module__="sys", __repr__=lambda _: text)
+        sys.flags = type("flags", (tuple,), fields)((*plain[:6], 0, *plain[7:]))
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
     def _run(self, source: bytes, path: str, *, is_once: bool, is_echo: bool) -> int:
-        """Run code to the end and flush what it printed. From the first line on, SIGINT may raise anywhere."""
-        signal(SIGINT, self.handler)
+        """Run code to the end and flush what it printed."""
         parts: list[CodeType] = []
         failure: BaseException | None = None
         try:
+            compiled = self._compile(source, path, is_once=is_once, is_echo=is_echo)
+            if any(part.co_flags & COROUTINE for part in compiled):
+                self._open_loop()
+            parts = compiled
+        except BaseException as error:  # noqa: BLE001  # every kind of error can be in the source
+            failure = error
+        signal(SIGINT, self.handler)  # from here on it may raise anywhere
+        try:
             if self.is_interrupted:
                 raise_signal(SIGINT)
-            parts = self._compile(source, path, is_once=is_once, is_echo=is_echo)
             try:
                 if self.trace or self.profile:
                     setprofile(self.profile)
@@ -256,7 +252,7 @@ class Driver:
         except BaseException as error:  # noqa: BLE001  # whatever it is, it ends the run and not the driver
             failure = error
         # Not where it was caught: what else goes wrong would be shown as its consequence.
-        code = self._report(failure, parts) if failure else 0
+        code = 0 if failure is None else self._report(failure, parts)
         del failure
         if is_once:
             code = self._end_script(code)
@@ -319,12 +315,14 @@ class Driver:
             _fix_co_filename(code, path)
         return code
 
-    def _await(self, coroutine: "Coroutine[Any, Any, None]") -> None:
+    def _open_loop(self) -> None:
         import asyncio
 
         if self.loop is None or self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
+
+    def _await(self, coroutine: "Coroutine[Any, Any, None]") -> None:
         task = self.loop.create_task(coroutine)
         try:
             self.loop.run_until_complete(task)
@@ -337,8 +335,10 @@ class Driver:
             task.cancel()
             try:
                 self.loop.run_until_complete(task)
-            except asyncio.CancelledError as cancelled:
-                raise error.with_traceback(cancelled.__traceback__) from None
+            except BaseException as other:
+                if task.cancelled():
+                    raise error.with_traceback(other.__traceback__) from None
+                raise
             raise
 
     def _report(self, error: BaseException, parts: "list[CodeType]") -> int:
@@ -348,15 +348,21 @@ class Driver:
                 return (error.code or 0) & 0xFF
             complain(error.code)
             return 1
-        # From the first frame of the code itself on. Where it has none, as for SyntaxError, all frames but ours.
-        trace = error.__traceback__
-        while trace and not any(trace.tb_frame.f_code is part for part in parts):
-            trace = trace.tb_next
-        if trace is None:
-            trace = error.__traceback__
-            while trace and trace.tb_frame.f_globals is globals():
+        each: BaseException | None = error
+        seen: set[int] = set()
+        while each is not None and id(each) not in seen:
+            # From the first frame of the code itself on. Where it has none, as for SyntaxError, all frames but ours.
+            trace: TracebackType | None = each.__traceback__
+            while trace and not any(trace.tb_frame.f_code is part for part in parts):
                 trace = trace.tb_next
-        BaseException.with_traceback(error, trace)
+            if trace is None:
+                trace = each.__traceback__
+                while trace and trace.tb_frame.f_globals is globals():
+                    trace = trace.tb_next
+            BaseException.with_traceback(each, trace)
+            seen.add(id(each))
+            each = each.__context__  # which got as far as this, too, if it was SIGINT that came in between
+        trace = error.__traceback__
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         if sys.version_info >= (3, 12):
             sys.last_exc = error
