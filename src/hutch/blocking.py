@@ -8,6 +8,7 @@ and what its parent started stays its parent's.
 from __future__ import annotations
 
 import os
+from _thread import allocate_lock, get_ident
 
 from .engine import supervisor
 from .engine.planning import prepare
@@ -17,6 +18,7 @@ from .spec import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import concurrent.futures
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from types import EllipsisType, TracebackType
     from typing import Any, Self, TypeVar
@@ -71,43 +73,51 @@ class _Portal:
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
         self._thread.start()
         atexit.register(self._close)
-        os.register_at_fork(after_in_child=self._forget)
 
     @classmethod
     def current(cls) -> _Portal:
         """That of this process."""
-        import threading
-
-        with _portal_lock():
+        with _lock:
             if cls._current is None or cls._current._pid != os.getpid() or not cls._current._thread.is_alive():
                 cls._current = cls()
-            assert isinstance(cls._current._thread, threading.Thread)
             return cls._current
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have it done in the loop, and wait. Interrupted, it is cancelled there, too."""
-        import asyncio
-        import concurrent.futures
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have it done in the loop.
 
+        Raises:
+            GoneError: there is no loop any more, or it is another process's.
+        """
+        import asyncio
+
+        if self._pid == os.getpid() and self._thread.is_alive():
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
         if self._pid != os.getpid():
-            work.close()
             raise GoneError(
                 "this sandbox belongs to the process that this one was forked from",
                 code="sandbox.forked",
                 hint="make a sandbox of its own in each process",
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        raise GoneError("the sandbox was closed", code="sandbox.closed", hint="make a new one")
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have it done in the loop, and wait. Interrupted, it is cancelled there, too."""
+        future = self.submit(work)
         try:
             return future.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                concurrent.futures.wait([future], timeout=5)
+            end(future)
             raise
 
     def soon(self, work: Callable[[], object]) -> None:
         """Have something called in the loop."""
         self._loop.call_soon_threadsafe(work)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread of the loop, which must not wait for itself."""
+        return self._thread.ident == get_ident()
 
     def _close(self) -> None:
         if self._pid != os.getpid() or not self._thread.is_alive():
@@ -122,33 +132,26 @@ class _Portal:
         self._thread.join(5)
         self._loop.close()
 
-    def _forget(self) -> None:
-        """In a forked child: let go of what the parent holds, or the sandboxes would outlive it in us."""
-        from .sandbox import House
 
-        _Portal._current = None
-        house = House._all.get(self._loop)
-        if house is not None:
-            for sandbox in house.engine.alive:
-                sandbox.forget()
-
-
-_lock: Any = None
-
-
-def _portal_lock() -> Any:
-    global _lock
-    if _lock is None:
-        import threading
-
-        _lock = threading.Lock()
-        os.register_at_fork(after_in_child=_renew_lock)
-    return _lock
+_lock = allocate_lock()
 
 
 def _renew_lock() -> None:
+    """In a forked child, whose parent may have held it."""
     global _lock
-    _lock = None
+    _lock = allocate_lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def end(future: concurrent.futures.Future[Any]) -> None:
+    """Cancel what nobody waits for any more, and give it a moment to clean up."""
+    import concurrent.futures
+
+    if not future.done():
+        future.cancel()
+        concurrent.futures.wait([future], timeout=5)
 
 
 class _Relay:
@@ -173,10 +176,7 @@ class _Relay:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._callbacks == (None, None):
             return self._portal.call(work)
-
-        import asyncio
-
-        future = asyncio.run_coroutine_threadsafe(work, self._portal._loop)
+        future = self._portal.submit(work)
         future.add_done_callback(lambda _: self._queue.put(None))
         try:
             while (item := self._queue.get()) is not None:
@@ -185,7 +185,7 @@ class _Relay:
                     callback(item[1])
             return future.result()
         finally:
-            future.cancel()
+            end(future)
 
 
 # ---- the faces ------------------------------------------------------------------------------------------------------
@@ -252,7 +252,6 @@ class Process:
     def __init__(self, portal: _Portal, process: AsyncProcess) -> None:
         self._portal = portal
         self._process = process
-        self._outputs = process.__aiter__()
 
     @property
     def pid(self) -> int:
@@ -273,15 +272,19 @@ class Process:
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell it the size of its terminal."""
-        self._portal.soon(lambda: self._process.resize(rows, columns))
+
+        async def resize() -> None:
+            self._process.resize(rows, columns)
+
+        self._portal.call(resize())
 
     def wait(self) -> Result:
         """Wait for its end."""
         return self._portal.call(self._process.wait())
 
     def __iter__(self) -> Iterator[Output]:
-        """Its output as it comes, to the end."""
-        return _iterate(self._portal, self._outputs)
+        """Its output as it comes, to the end. Whoever stops in between goes on where that was."""
+        return _iterate(self._portal, self._process.__aiter__())
 
 
 class Running:
@@ -312,7 +315,13 @@ def _iterate(portal: _Portal, outputs: Any) -> Iterator[Output]:
         while (output := portal.call(following())) is not None:
             yield output
     finally:
-        portal.call(outputs.aclose())
+        # Whoever collects what is left of a loop may be any thread, at any time.
+        try:
+            closing = portal.submit(outputs.aclose())
+            if not portal.is_here:
+                closing.result()
+        except GoneError:
+            pass  # it is closed
 
 
 class Sandbox:

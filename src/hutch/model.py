@@ -326,3 +326,14 @@ class Result(Value):
         for name in ("limits_hit", "reported", "unsafe", "files"):
             state[name] = list(state[name])
         return state
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """The opposite of `to_json`."""
+        state: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
+        state["outcome"] = Outcome(told["outcome"])
+        state["source"] = Source(told["source"])
+        state["enforced"] = tuple(told["enforced"].items())
+        return cls(**state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import os
 import weakref
 
 from .config import data_directory
@@ -11,7 +12,7 @@ from .engine.box import Box
 from .engine.engine import Engine
 from .engine.files import Entry, Files, Transfer
 from .engine.interpreter import Run
-from .engine.planning import check_code
+from .engine.planning import STDIN_BYTES, check_code
 from .engine.pool import DEFAULT_SIZE
 from .engine.program import Command, Program
 from .engine.session import Session, Sessions
@@ -22,7 +23,7 @@ from .spec import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
     from types import EllipsisType, TracebackType
     from typing import Any, Self
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .engine.pool import Pool as EnginePool
 
     OnOutput = Callable[[str], object]
-
-STDIN_BYTES = 64 * 1024 * 1024
 
 
 class Output(Value):
@@ -133,9 +132,10 @@ class AsyncProcess:
         return await self._program.wait()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """Its output as it comes, to the end."""
+        """Its output as it comes, to the end. Whoever stops in between goes on where that was."""
         while (output := await self._outputs.get()) is not None:
             yield output
+        self._outputs.put_nowait(None)  # whoever asks again finds the end again
 
 
 class AsyncRunning:
@@ -147,6 +147,8 @@ class AsyncRunning:
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         """Its output as it comes."""
+        if self._task is not None:
+            raise SpecError("the run was read already", code="spec.running", hint="call stream() for another run")
         outputs: asyncio.Queue[Output | None] = asyncio.Queue()
         listener = _to_queue(outputs)
         task = self._task = self._start(listener)
@@ -163,7 +165,7 @@ class AsyncRunning:
     @property
     def result(self) -> Result:
         """What came of it, once its output was read to the end."""
-        if self._task is None or not self._task.done():
+        if self._task is None or not self._task.done() or self._task.cancelled():
             raise SpecError("the run is not over", code="spec.running", hint="read its output to the end first")
         return self._task.result()
 
@@ -221,9 +223,14 @@ class AsyncSandbox:
                 wanted = None if self._is_reconnecting else self._request
                 self._box = await house.sessions().open(self._session, wanted, create=not self._is_reconnecting)
                 self._spec = self._box.spec
-            live = await self._box.start()
-            live.interpreter(self._spec.environment.interpreter).start()  # while we wait for the rest
-            await live.started
+            try:
+                live = await self._box.start()
+                live.interpreter(self._spec.environment.interpreter).start()  # while we wait for the rest
+                await asyncio.shield(live.started)
+            except BaseException:
+                await self.close()
+                self._box, self._is_closed = None, False
+                raise
         return self
 
     async def close(self) -> None:
@@ -288,8 +295,12 @@ class AsyncSandbox:
             HostError, StartError: the sandbox cannot be started, or has no such interpreter.
             GoneError: it was closed meanwhile.
         """
-        listener = _to_callbacks(on_stdout, on_stderr)
-        result = await self._run(code, interpreter, _bytes(stdin), timeout_seconds, echo=echo, listener=listener)
+        data = _bytes(stdin)
+        result = await _call_back(
+            on_stdout,
+            on_stderr,
+            lambda listener: self._run(code, interpreter, data, timeout_seconds, echo=echo, listener=listener),
+        )
         return result.check() if check else result
 
     def stream(
@@ -356,7 +367,8 @@ class AsyncSandbox:
             GoneError: the sandbox was closed meanwhile.
         """
         command = make_command(self._spec.policy.limits, argv, env, cwd, _bytes(stdin), timeout_seconds, None)
-        result = await self._require_box().execute(command, _to_callbacks(on_stdout, on_stderr))
+        box = self._require_box()
+        result = await _call_back(on_stdout, on_stderr, lambda listener: box.execute(command, listener))
         return result.check() if check else result
 
     async def spawn(
@@ -470,7 +482,8 @@ class AsyncPool:
         if self._pool is None:
             raise SpecError("the pool was not started", code="spec.started", hint="use it in a with block")
         run = make_run(self._spec.policy.limits, code, _bytes(stdin), timeout_seconds, echo=False).replace(once=True)
-        result = await self._pool.run(run, _to_callbacks(on_stdout, on_stderr))
+        pool = self._pool
+        result = await _call_back(on_stdout, on_stderr, lambda listener: pool.run(run, listener))
         return result.check() if check else result
 
     async def map(self, codes: Iterable[str], **options: Any) -> list[Result]:
@@ -504,6 +517,8 @@ class House:
 
     _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, House] = weakref.WeakKeyDictionary()
 
+    _is_forgotten_in_forks = False
+
     def __init__(self) -> None:
         self.engine = Engine()
         self._sessions: Sessions | None = None
@@ -513,8 +528,21 @@ class House:
         """That of the loop that runs now."""
         loop = asyncio.get_running_loop()
         if loop not in cls._all:
+            for other in [other for other in cls._all if other.is_closed()]:
+                del cls._all[other]  # what is in a house may know its loop, and keep it from being collected
             cls._all[loop] = cls()
+            if not cls._is_forgotten_in_forks:
+                cls._is_forgotten_in_forks = True
+                os.register_at_fork(after_in_child=cls._forget_all)
         return cls._all[loop]
+
+    @classmethod
+    def _forget_all(cls) -> None:
+        """In a forked child: let go of what the parent holds, or no sandbox would end before we do."""
+        for house in cls._all.values():
+            for sandbox in house.engine.alive:
+                sandbox.forget()
+        cls._all.clear()
 
     def sessions(self) -> Sessions:
         """The sessions of the data directory."""
@@ -524,9 +552,11 @@ class House:
 
     async def close(self) -> None:
         """End everything."""
-        if self._sessions is not None:
-            await self._sessions.close_all()
-        await self.engine.close()
+        try:
+            if self._sessions is not None:
+                await self._sessions.close_all()
+        finally:
+            await self.engine.close()
 
 
 def make_run(
@@ -584,7 +614,14 @@ def _require_time(seconds: float | None) -> float | None:
 
 
 def _bytes(data: bytes | str) -> bytes:
-    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    try:
+        return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"the input holds half a letter ({error.reason})",
+            code="spec.text",
+            hint="use text that can be encoded, or bytes",
+        ) from error
 
 
 _STREAMS = ("stdout", "stderr")
@@ -595,19 +632,39 @@ def _decoders() -> tuple[codecs.IncrementalDecoder, codecs.IncrementalDecoder]:
     return make("replace"), make("replace")
 
 
-def _to_callbacks(on_stdout: OnOutput | None, on_stderr: OnOutput | None) -> Listener | None:
+async def _call_back(
+    on_stdout: OnOutput | None,
+    on_stderr: OnOutput | None,
+    start: Callable[[Listener | None], Coroutine[Any, Any, Result]],
+) -> Result:
+    """Run something with callbacks. What one of them raises ends the run, and is raised here."""
     if on_stdout is None and on_stderr is None:
-        return None
+        return await start(None)
     decoders = _decoders()
     callbacks = (on_stdout, on_stderr)
+    faults: list[BaseException] = []
 
     def listen(index: int, chunk: bytes) -> None:
         callback = callbacks[index]
         text = decoders[index].decode(chunk)
-        if callback is not None and text:
+        if callback is None or not text or faults:
+            return
+        try:
             callback(text)
+        except BaseException as error:  # noqa: BLE001 - it is not ours to judge, and must not stop whoever reads
+            faults.append(error)
+            task.cancel()
 
-    return listen
+    task = asyncio.get_running_loop().create_task(start(listen))
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        if faults:
+            raise faults[0] from None
+        raise
+    if faults:
+        raise faults[0]
+    return result
 
 
 def _to_queue(outputs: asyncio.Queue[Output | None]) -> Listener:

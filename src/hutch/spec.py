@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 PRESETS: dict[str, str] = {"python": "python", "shell": "bash", "node": "node"}
 """The bundled environments and the interpreter of each."""
 
+PER_RUN = ("timeout_seconds", "max_output_mb", "keep_kb")
+"""What each run in a session may choose anew; all else belongs to the session."""
+
 SYSTEM_DIRECTORIES = (
     *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "nix"),
     *("proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"),

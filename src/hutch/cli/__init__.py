@@ -22,6 +22,8 @@ VERBS = {
     "plan": ("run", "show exactly what a run would execute"),
     "doctor": ("doctor", "what this machine can do, and the fix for what it cannot"),
     "env": ("env", "list and show environments"),
+    "ps": ("live", "list the sandboxes that run"),
+    "kill": ("live", "end sandboxes that run"),
     "logs": ("logs", "show what was done in sessions"),
     "gc": ("gc", "remove what killed runs left behind"),
     "completion": ("completion", "print the completion script for a shell"),
@@ -40,6 +42,8 @@ usage: hutch VERB [options]
   hutch run 'print(6 * 7)'                     Python, in a sandbox that is gone afterwards
   hutch run -e shell 'uname -a; id'            a shell
   hutch run -f job.py --mount ./data:/data     a file, with a directory it may read
+  hutch run -s work 'x = 1'                    in a session, whose state and files stay
+  hutch run -i                                 line by line
   hutch doctor                                 is this machine ready?
 
 hutch VERB --help tells the rest of each.

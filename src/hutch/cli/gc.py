@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..config import data_directory
 from ..engine import state
+from ..engine.store import Store
 from . import print_json
 
 TYPE_CHECKING = False
@@ -12,13 +14,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser, _verb: str) -> None:
     """Declare the options."""
-    parser.description = "Remove cgroups and work directories that killed runs left behind. Running sandboxes are kept."
+    parser.description = (
+        "Remove cgroups, work directories and half-made sessions that killed processes left behind. What lives is kept."
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(options: argparse.Namespace) -> int:
     """Carry out the verb."""
-    cleared = state.clear_stale()
+    cleared = [*state.clear_stale(), *Store(data_directory()).repaired]
     if options.json:
         print_json({"removed": cleared})
     else:

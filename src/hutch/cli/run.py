@@ -10,7 +10,7 @@ from ..config import cache_directory, can_keep, find_settings
 from ..engine import planning, state, supervisor
 from ..errors import SpecError
 from ..isolation import jail
-from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Source, Spec
+from ..model import MIB, HostPath, Limits, Network, Outcome, Plan, Result, Source, Spec, Value
 from ..process import join, quote
 from ..spec import PRESETS, is_secret_name, parse, parse_size_mb, unknown_word, variable_name
 from . import print_json
@@ -29,6 +29,7 @@ examples:
   hutch run --workspace . 'open("report.txt", "w").write("done")'
   echo 'print("from stdin")' | hutch run -
   hutch run --json 'print(1)' | jq .outcome
+  hutch run -s work 'x = 6 * 7'; hutch run -s work 'print(x)'
 
 The program sees a fresh /workspace, /home/sandbox and /tmp, no network, and none of your files or variables unless you
 name them. Its exit code is hutch's own; 124 is the time limit, 137 another limit, 2 a wrong request, 125 hutch failed.
@@ -48,7 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add("code", metavar="CODE", nargs="?", help="the program; - reads it from standard input")
     add("-e", "--environment", metavar="NAME", help="python (default), shell, node, or one of your configuration")
     add("-f", "--file", metavar="FILE", help="read the program from a file")
-    add("-s", "--session", metavar="NAME", help="==SUPPRESS==")  # a sandbox that lives between runs; not there yet
+    if verb == "run":
+        add("-s", "--session", metavar="NAME", help="run in a session: its state and files stay for the next run")
+        add(
+            "-i",
+            "--interactive",
+            action="store_true",
+            help="read statements one by one, and run each as it is complete",
+        )
     add("--timeout", metavar="S", help="seconds of wall time, or none (default 30)")
     add("--memory", metavar="SIZE", help="memory of the whole sandbox: 512, 512M, 2G (default 512M)")
     add("--pids", metavar="N", type=int, help="processes and threads (default 128)")
@@ -74,21 +82,28 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add("--json", action="store_true", help="print the result as JSON" if verb == "run" else "print the plan as JSON")
     if verb == "run":
         add("--stdin", action="store_true", help="pass standard input on to the program")
+        add(
+            "--no-daemon",
+            action="store_true",
+            help="open a session in this process: its files stay, its state does not",
+        )
     parser.set_defaults(verb=verb)
 
 
 def main(options: argparse.Namespace) -> int:
     """Carry out either verb."""
+    if options.verb == "run" and (options.session is not None or options.interactive):
+        from . import lasting
+
+        return lasting.main(options)
     code = _code(options)
-    if not code.strip():
-        raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
     spec = _spec(options)
     if options.verb == "plan":
         return _show(planning.prepare(spec, code), as_json=options.json)
     prepared = planning.prepare(spec, code)
     for weaker in prepared.plan.unsafe:
         print(f"warning: weaker isolation: {weaker.replace('_', ' ')}", file=sys.stderr)
-    _say_once(prepared.plan)
+    _say_once(prepared.plan.source)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     streams = supervisor.Streams(
@@ -100,18 +115,22 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result.to_json())
     _say_why(result, spec.policy.limits)
-    for path in result.reported:
-        print(f"warning: the program made or changed {path}, which tools on this machine obey", file=sys.stderr)
+    _say_what_is_obeyed(result)
     if result.outcome is Outcome.FAILED and options.code and os.path.isfile(options.code):
         print(f"hint: {options.code} is a file here; to run it: hutch run -f {quote(options.code)}", file=sys.stderr)
     state.clear_stale()
     return exit_code(result)
 
 
-def _say_once(plan: Plan) -> None:
+def _say_what_is_obeyed(result: Result) -> None:
+    for path in result.reported:
+        print(f"warning: the program made or changed {path}, which tools on this machine obey", file=sys.stderr)
+
+
+def _say_once(source: Source) -> None:
     """Tell a person, the first time, that this machine's own software is not the same everywhere."""
     told = f"{cache_directory()}/told-about-host"
-    if plan.source is not Source.HOST or not os.isatty(2) or os.path.exists(told) or not can_keep():
+    if source is not Source.HOST or not os.isatty(2) or os.path.exists(told) or not can_keep():
         return
     print(
         "note: this environment is made of this machine's own /usr; another machine has other versions", file=sys.stderr
@@ -157,8 +176,13 @@ def _say_why(result: Result, limits: Limits) -> None:
 
 
 def _code(options: argparse.Namespace) -> str:
-    if options.session is not None:
-        raise SpecError("sessions are not available yet", code="spec.session", hint="run without -s")
+    code = _read_code(options)
+    if not code.strip():
+        raise SpecError("no code was given", code="cli.usage", hint="hutch run 'print(6 * 7)'")
+    return code
+
+
+def _read_code(options: argparse.Namespace) -> str:
     if options.code is not None and options.file is not None:
         raise SpecError("both CODE and --file were given", code="cli.usage", hint="give one of them")
     if options.file is not None and options.file != "-":
@@ -190,7 +214,19 @@ def _decode(data: bytes, where: str) -> str:
         ) from error
 
 
-def _spec(options: argparse.Namespace) -> Spec:
+class Asked(Value):
+    """What the flags and the settings file ask for, as requests for `spec.parse`."""
+
+    name: str
+    """Of the environment."""
+    settings: dict[str, Any]
+    """What the file says of it."""
+    named: dict[str, Any]
+    """All that an environment named on the command line means."""
+    flags: dict[str, Any]
+
+
+def _asked(options: argparse.Namespace) -> Asked:
     settings = find_settings(options.config)
     name = options.environment or settings.defaults.get("environment", "python")
     known = {*PRESETS, *settings.environments}
@@ -199,14 +235,24 @@ def _spec(options: argparse.Namespace) -> Spec:
     request = settings.request(name)
     if settings.path is not None:
         parse(request, settings.path)  # what the file says must be right before flags are joined with it
-    for key, value in _flags(options).items():
-        if key == "mounts":
-            value = [*request.get("mounts", []), *value]
-        elif key == "env":
-            value = {**request.get("env", {}), **value}
-        request[key] = value
-    spec = parse(request)
-    return spec.replace(environment=spec.environment.replace(name=name))
+    named = {"environment": name, **settings.environments.get(name, {})} if options.environment else {}
+    return Asked(name=name, settings=request, named=named, flags=_flags(options))
+
+
+def join_requests(request: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """A request with flags over it; mounts and variables are added to those that it has."""
+    joined = {**request, **flags}
+    if "mounts" in flags:
+        joined["mounts"] = [*request.get("mounts", []), *flags["mounts"]]
+    if "env" in flags:
+        joined["env"] = {**request.get("env", {}), **flags["env"]}
+    return joined
+
+
+def _spec(options: argparse.Namespace) -> Spec:
+    asked = _asked(options)
+    spec = parse(join_requests(asked.settings, asked.flags))
+    return spec.replace(environment=spec.environment.replace(name=asked.name))
 
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:

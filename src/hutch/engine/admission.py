@@ -74,16 +74,21 @@ class Admission:
             if turn.done() and not turn.cancelled():
                 self.leave(memory_bytes)
             else:
-                self._queue.remove((memory_bytes, turn))
+                self._queue = deque(entry for entry in self._queue if not entry[1].done())
+                self._admit()  # who waited behind it may be small enough
             raise
 
     def leave(self, memory_bytes: int) -> None:
         """Give a turn back."""
         self._active -= 1
         self._reserved -= memory_bytes
-        while self._queue and self._fits(self._queue[0][0]):
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let in whoever fits, in order."""
+        while self._queue and (self._queue[0][1].done() or self._fits(self._queue[0][0])):
             wanted, turn = self._queue.popleft()
-            if not turn.done():
+            if not turn.done():  # and not cancelled in this very moment
                 self._take(wanted)
                 turn.set_result(None)
 

@@ -13,8 +13,9 @@ import errno
 import os
 import signal
 import socket
+import struct
 
-from ..errors import GoneError, HutchError, ProtocolError
+from ..errors import GoneError, HostError, HutchError, ProtocolError
 from ..model import Value
 
 TYPE_CHECKING = False
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 _ANSWER_BYTES = 64
 _PACKET_BYTES = 16384
+_UNANSWERED = 64
+"""Requests that may lie in the socket; it holds some hundreds."""
+_NUMBER_MAX = 2**31 - 1
+_SILENCE_SECONDS = 60.0
+"""After so long without an answer to a request, at most twice that, the sandbox is given up."""
 
 
 class Answer(Value):
@@ -55,6 +61,8 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._on_fault = on_fault
         self._next = 1
+        self._room = asyncio.Semaphore(_UNANSWERED)
+        self._patience: asyncio.TimerHandle | None = None
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._children: dict[int, Child] = {}
         self._loop.add_reader(self._socket.fileno(), self._read)
@@ -66,14 +74,14 @@ class Agent:
             OSError: the agent could not do it.
             GoneError: the sandbox is gone.
         """
-        number = self._number()
-        try:
-            return await self._post(number, verb, words, fds)
-        except asyncio.CancelledError:
-            # The answer comes all the same, and with it perhaps a descriptor that somebody must close.
-            late = self._waiting[number] = self._loop.create_future()
-            late.add_done_callback(_close_late)
-            raise
+        async with self._room:
+            answered = self._post(self._number(), verb, words, fds)
+            try:
+                return await asyncio.shield(answered)
+            except asyncio.CancelledError:
+                # The answer comes all the same, and with it perhaps a descriptor that somebody must close.
+                answered.add_done_callback(_close_late)
+                raise
 
     async def spawn(
         self,
@@ -95,6 +103,7 @@ class Agent:
 
         Raises:
             OSError: it cannot be executed.
+            HostError: this machine refused what is needed to ask for it.
             GoneError: the sandbox is gone.
         """
         number = self._number()
@@ -104,39 +113,44 @@ class Agent:
             *argv,
             *(f"{name}={value}" for name, value in variables.items()),
         ]
-        file = os.memfd_create("words", os.MFD_CLOEXEC)
-        child = self._children[number] = Child(number, self._loop.create_future())
+        size = "-" if terminal is None else f"{terminal[0]}x{terminal[1]}"
+        child = Child(number, self._loop.create_future())
+        try:
+            file = os.memfd_create("words", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise refused(error) from error
         try:
             data = memoryview(b"".join(os.fsencode(word) + b"\0" for word in words))
             while data:
                 data = data[os.write(file, data) :]
-            size = "-" if terminal is None else f"{terminal[0]}x{terminal[1]}"
-            answered = self._post(number, "spawn", (size,), (file, *fds))
-        except BaseException:
-            self._children.pop(number, None)
-            raise
+            async with self._room:
+                self._children[number] = child
+                try:
+                    answered = self._post(number, "spawn", (size,), (file, *fds))
+                    answer = await asyncio.shield(answered)
+                except asyncio.CancelledError:
+                    # It starts all the same, and nobody is left to end it.
+                    answered.add_done_callback(lambda late: self._abandon(child, late))
+                    raise
+                except BaseException:
+                    self._children.pop(number, None)
+                    raise
         finally:
             os.close(file)
-        try:
-            answer = await answered
-        except asyncio.CancelledError:
-            # It starts all the same, and nobody is left to end it.
-            answered = self._waiting[number] = self._loop.create_future()
-            answered.add_done_callback(lambda late: self._abandon(child, late))
-            raise
-        except BaseException:
-            self._children.pop(number, None)
-            raise
         child.pid = answer.value
         child.terminal = answer.fd
         return child
 
     def _abandon(self, child: Child, late: asyncio.Future[Answer]) -> None:
         _close_late(late)
-        if self._socket.fileno() >= 0 and not late.cancelled() and late.exception() is None:
-            self._post(self._number(), "signal", (child.number, int(signal.SIGKILL), "session"), ()).add_done_callback(
-                _close_late
-            )
+        if late.cancelled() or late.exception() is not None:
+            self._children.pop(child.number, None)
+            return
+        try:
+            words = (child.number, int(signal.SIGKILL), "session")
+            self._post(self._number(), "signal", words, ()).add_done_callback(_close_late)
+        except (HutchError, OSError):
+            return  # it ends with the sandbox
 
     async def signal(self, child: Child, number: int, scope: str) -> bool:
         """Send a signal to a child: to "one", its "group" or its "session". False if it is gone by now."""
@@ -156,6 +170,8 @@ class Agent:
             return
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+        if self._patience is not None:
+            self._patience.cancel()
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error)
@@ -186,7 +202,28 @@ class Agent:
         except OSError as error:
             raise gone() from error
         waiting = self._waiting[number] = self._loop.create_future()
+        if self._patience is None:
+            self._patience = self._loop.call_later(_SILENCE_SECONDS, self._lose_patience, number)
         return waiting
+
+    def _lose_patience(self, number: int) -> None:
+        if number in self._waiting:
+            self._give_up(
+                GoneError(
+                    "the sandbox does not answer any more, and was killed",
+                    code="sandbox.silent",
+                    hint="start a new one; a program in it may have kept it from answering",
+                )
+            )
+            return
+        self._patience = None
+        for oldest in self._waiting:
+            self._patience = self._loop.call_later(_SILENCE_SECONDS, self._lose_patience, oldest)
+            break
+
+    def _give_up(self, fault: HutchError) -> None:
+        self.close(fault)
+        self._on_fault(fault)
 
     def _read(self) -> None:
         try:
@@ -201,27 +238,26 @@ class Agent:
             # Why it is gone is known to others, who will close us with the reason.
             self._loop.remove_reader(self._socket.fileno())
             return
-        fd = -1
-        for _, _, content in rights:
-            fd = int.from_bytes(content[:4], "little")
+        fds = [fd for _, _, content in rights for (fd,) in struct.iter_unpack("i", content[: len(content) // 4 * 4])]
         words = data.split(b" ")
         well_formed = (
             len(words) == 3
             and len(data) <= _ANSWER_BYTES
+            and len(fds) <= (words[0] == b"ok")
             and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
-            and all(word.isdigit() for word in words[1:])
+            and all(word.isdigit() and int(word) <= _NUMBER_MAX for word in words[1:])
         )
-        if not well_formed or not self._settle(words[0], int(words[1]), int(words[2]), fd):
-            if fd >= 0:
+        if not well_formed or not self._settle(words[0], int(words[1]), int(words[2]), fds[0] if fds else -1):
+            for fd in fds:
                 os.close(fd)
-            fault = ProtocolError(
-                "the sandbox's agent sent what it was not asked for; the sandbox was killed",
-                code="protocol.agent",
-                details=repr(data),
-                hint="run it in a fresh sandbox; if it happens again, please report it",
+            self._give_up(
+                ProtocolError(
+                    "the sandbox's agent sent what it was not asked for; the sandbox was killed",
+                    code="protocol.agent",
+                    details=repr(data),
+                    hint="run it in a fresh sandbox; if it happens again, please report it",
+                )
             )
-            self.close(fault)
-            self._on_fault(fault)
 
     def _settle(self, word: bytes, number: int, value: int, fd: int) -> bool:
         if word == b"exit":
@@ -234,8 +270,6 @@ class Agent:
         waiting = self._waiting.pop(number, None)
         if waiting is None or word not in (b"ok", b"failed"):
             return False
-        if waiting.done():
-            return True
         if word == b"ok":
             waiting.set_result(Answer(value=value, fd=fd))
         else:
@@ -254,4 +288,15 @@ def gone() -> GoneError:
         "the sandbox is gone",
         code="sandbox.gone",
         hint="start a new one; hutch doctor shows whether the machine is short of memory",
+    )
+
+
+def refused(error: OSError) -> HostError:
+    """The error for whoever did not get from this machine what a sandbox, or a program in it, takes on our side."""
+    is_files = error.errno in (errno.EMFILE, errno.ENFILE)
+    return HostError(
+        f"this machine refused what a sandbox needs ({error.strerror})",
+        code="host.files" if is_files else "host.refused",
+        details=str(error),
+        hint="raise the limit of open files: ulimit -n 65536" if is_files else "hutch doctor shows what is missing",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ..errors import GoneError, HutchError
+from ..errors import GoneError, HutchError, StartError
 from ..model import Result, Spec
 from .files import Files
 from .interpreter import Run
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .live import LiveSandbox
     from .pipes import Listener
+
+_NOT_BEGUN = ("sandbox.gone", "start.full")
+"""Of a run that raises these nothing was run."""
 
 
 class Box:
@@ -33,6 +36,8 @@ class Box:
         self._had_state: set[str] = set()
         """Interpreters whose state went away together with the sandbox, and whose next run was not told so yet."""
         self._used_interpreters: set[str] = set()
+        self._is_renewed = False
+        """Whether files and programs went away with an earlier sandbox, and nobody was told so yet."""
         self._is_open = True
 
     @property
@@ -56,13 +61,25 @@ class Box:
         """
         name = interpreter or self.spec.environment.interpreter
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
-            live = await self.start()
-            lost = name in self._had_state
-            self._had_state.discard(name)
-            self._used_interpreters.add(name)
-            result = await live.interpreter(name).run(run, listener)
+            try:
+                result = await self._run(name, run, listener)
+            except (GoneError, StartError) as error:
+                if error.code not in _NOT_BEGUN:
+                    raise
+                # Another run took the sandbox down, or left no room in it. This one is told so, and has its turn.
+                await self.rest("full")
+                result = await self._run(name, run, listener)
         self.used_at = time.monotonic()
-        return self._written(run, name, result.replace(state_lost=result.state_lost or lost))
+        return self._written(run, name, result)
+
+    async def _run(self, name: str, run: Run, listener: Listener | None) -> Result:
+        live = await self.start()
+        self._used_interpreters.add(name)
+        result = await live.interpreter(name).run(run, listener)
+        lost = name in self._had_state or self._is_renewed
+        self._had_state.discard(name)
+        self._is_renewed = False
+        return result.replace(state_lost=result.state_lost or lost)
 
     async def execute(self, command: Command, listener: Listener | None = None) -> Result:
         """Run a command to its end.
@@ -74,7 +91,8 @@ class Box:
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
             result = await (await Program.start(await self.start(), command, listener)).wait()
         self.used_at = time.monotonic()
-        return self._written(command, "", result)
+        lost, self._is_renewed = self._is_renewed, False
+        return self._written(command, "", result.replace(state_lost=lost))
 
     async def start_program(self, command: Command, listener: Listener | None = None) -> Program:
         """Start a command that the caller talks to.
@@ -118,6 +136,7 @@ class Box:
                 if self._live is not None:
                     self._had_state |= self._used_interpreters
                     self._used_interpreters.clear()
+                    self._is_renewed = not self._keeps_files
                 self._live = await self._engine.start(self.spec, own=self._own_mounts(), label=self._label())
             live = self._live
             assert live is not None
@@ -136,9 +155,13 @@ class Box:
     async def close(self) -> None:
         """End it for good."""
         self._is_open = False
-        await self.rest("closed")
+        async with self._starting:  # who began to start it gets to the end of that, and no further
+            await self.rest("closed")
 
     # ---- what a Session does otherwise ----
+
+    _keeps_files = False
+    """Whether the files are still there in the next sandbox."""
 
     def _closed(self) -> HutchError:
         return GoneError("the sandbox was closed", code="sandbox.closed", hint="make a new one")

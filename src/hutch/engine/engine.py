@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from ..errors import SpecError
+from ..errors import SpecError, StartError
 from ..model import Spec
 from . import planning
 from .admission import Admission
@@ -64,6 +64,11 @@ class Engine:
             if waiting.cancelled():
                 sandbox.verdict()
                 await sandbox.started
+                raise StartError(
+                    f"{ready} ended before it was ready",
+                    code="start.interpreter",
+                    hint="run something in a sandbox like this one: its error says more",
+                )
         except BaseException:
             sandbox.close()
             raise

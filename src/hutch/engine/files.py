@@ -30,10 +30,14 @@ MAX_FILE_BYTES = 64 * MIB
 """What `read` and `write` take at once."""
 MAX_TREE_BYTES = 4096 * MIB
 MAX_TREE_FILES = 100_000
+MAX_TREE_DEPTH = 100
 _CHUNK = MIB
 _QUICK_BYTES = 256 * 1024
 """What is copied without leaving the event loop."""
 _AT_REMOVEDIR = 0x200
+_BATCH = 500
+"""Entries of a directory that are looked at before others have their turn."""
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Entry(Value):
@@ -102,7 +106,7 @@ class Files:
             SpecError: it is too large, a directory is in the way, or the path is not below the workspace.
         """
         inner = _require_name(path)
-        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+        content = _encode(path, data) if isinstance(data, str) else bytes(data)
         if len(content) > MAX_FILE_BYTES:
             raise _too_large(path, len(content), MAX_FILE_BYTES)
 
@@ -139,21 +143,30 @@ class Files:
         """What is in a directory, by name.
 
         Raises:
-            SpecError: it is no directory, or not below the workspace.
+            SpecError: it is no directory, holds too much, or is not below the workspace.
         """
         inner = require_inside(path)
+        prefix = "" if inner == "." else f"{inner}/"
         fd = await self._open(inner, os.O_RDONLY | os.O_DIRECTORY)
+        found: list[Entry] = []
         try:
-            found = []
-            for name in sorted(os.listdir(fd)):
-                try:
-                    info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except OSError:
-                    continue  # gone meanwhile
-                found.append(_entry(posixpath.normpath(posixpath.join(inner, name)), info))
-            return found
+            with os.scandir(fd) as listing:
+                for number, entry in enumerate(listing, 1):
+                    try:
+                        found.append(_entry(prefix + entry.name, entry.stat(follow_symlinks=False)))
+                    except OSError:
+                        continue  # gone meanwhile
+                    if number > MAX_TREE_FILES:
+                        raise SpecError(
+                            f"{path} holds more than {MAX_TREE_FILES} files",
+                            code="files.size",
+                            hint='look at it from inside: box.exec(["ls", "-f"])',
+                        )
+                    if not number % _BATCH:
+                        await asyncio.sleep(0)
         finally:
             os.close(fd)
+        return sorted(found, key=lambda entry: entry.path)
 
     async def mkdir(self, path: str) -> None:
         """Make a directory, and those above it. One that exists is left as it is.
@@ -183,18 +196,29 @@ class Files:
         inner = _require_name(path)
         agent = await self._agent()
         try:
-            await agent.request("remove", 0, inner)
-        except IsADirectoryError:
-            if recursive:
-                for entry in await self.list(inner):
-                    await self.remove(entry.path, recursive=True)
             try:
+                await agent.request("remove", 0, inner)
+            except IsADirectoryError:
+                if recursive:
+                    await self._empty(inner)
                 await agent.request("remove", _AT_REMOVEDIR, inner)
-            except OSError as error:
-                raise _explain(path, error) from error
         except OSError as error:
             raise _explain(path, error) from error
         self._note("remove", inner, 0)
+
+    async def _empty(self, inner: str) -> None:
+        """Remove all that is in a directory. Not by recursion: it may be as deep as paths are long."""
+        agent = await self._agent()
+        pending = [(entry, False) for entry in await self.list(inner)]
+        while pending:
+            entry, is_emptied = pending.pop()
+            try:
+                await agent.request("remove", _AT_REMOVEDIR if is_emptied else 0, entry.path)
+            except FileNotFoundError:
+                continue  # somebody inside was faster
+            except IsADirectoryError:
+                pending.append((entry, True))
+                pending += [(below, False) for below in await self.list(entry.path)]
 
     async def move(self, path: str, to: str) -> None:
         """Give a file or directory another place in the workspace; a file there is replaced.
@@ -226,9 +250,11 @@ class Files:
         transfer = _Count()
         try:
             if os.path.isdir(host_path):
-                await self._upload_tree(host_path, inner, transfer)
+                directory = os.open(host_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                await self._upload_tree(directory, inner, transfer, host_path, MAX_TREE_DEPTH)
             else:
-                await self._upload_file(host_path, inner, transfer, None)
+                source = os.open(host_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                await self._upload_file(source, inner, transfer, host_path)
         except OSError as error:
             raise SpecError(
                 f"{error.filename or host_path} cannot be read ({error.strerror})",
@@ -255,8 +281,8 @@ class Files:
         try:
             if kind == "directory":
                 os.makedirs(host_path, exist_ok=True)
-                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                await self._download_tree(inner, os.open(host_path, flags), transfer, host_path)
+                directory = os.open(host_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                await self._download_tree(inner, directory, transfer, MAX_TREE_DEPTH)
             else:
                 parent = os.open(os.path.dirname(os.path.abspath(host_path)), os.O_RDONLY | os.O_CLOEXEC)
                 try:
@@ -271,45 +297,54 @@ class Files:
             ) from error
         return transfer.value()
 
-    async def _upload_tree(self, host_path: str, inner: str, transfer: _Count) -> None:
-        await self.mkdir(inner)
-        with os.scandir(host_path) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-        for entry in entries:
-            target = posixpath.normpath(posixpath.join(inner, entry.name))
-            if entry.is_dir(follow_symlinks=False):
-                await self._upload_tree(entry.path, target, transfer)
-            elif entry.is_file(follow_symlinks=False):
-                await self._upload_file(entry.path, target, transfer, os.O_NOFOLLOW)
-            else:
-                transfer.skipped.append(entry.path)
+    # Both ways by descriptor: whoever can write to the directory on the host, perhaps a guest, could swap a part of it
+    # for a link.
 
-    async def _upload_file(self, host_path: str, inner: str, transfer: _Count, no_follow: int | None) -> None:
-        source = os.open(host_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (no_follow or 0))
+    async def _upload_tree(self, directory: int, inner: str, transfer: _Count, shown: str, depth: int) -> None:
+        """Takes the descriptor over."""
         try:
-            info = _require_regular(source, host_path)
+            _require_depth(depth, shown)
+            await self.mkdir(inner)
+            for name in sorted(os.listdir(directory)):
+                target = posixpath.normpath(posixpath.join(inner, name))
+                where = f"{shown}/{name}"
+                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    below = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
+                    await self._upload_tree(below, target, transfer, where, depth - 1)
+                elif stat.S_ISREG(mode):
+                    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+                    await self._upload_file(os.open(name, flags, dir_fd=directory), target, transfer, where)
+                else:
+                    transfer.skipped.append(where)
+        finally:
+            os.close(directory)
+
+    async def _upload_file(self, source: int, inner: str, transfer: _Count, shown: str) -> None:
+        """Takes the descriptor over."""
+        try:
+            info = _require_regular(source, shown)
             transfer.add(info.st_size)
 
             async def fill(fd: int) -> None:
-                await _in_thread(info.st_size, _copy, source, fd)
+                await _in_thread(info.st_size, _copy, source, fd, info.st_size)
 
-            target = _require_name(inner)
-            await self._put(target, 0o755 if info.st_mode & 0o100 else 0o644, fill)
+            await self._put(_require_name(inner), 0o755 if info.st_mode & 0o100 else 0o644, fill)
         finally:
             os.close(source)
 
-    async def _download_tree(self, inner: str, directory: int, transfer: _Count, shown: str) -> None:
+    async def _download_tree(self, inner: str, directory: int, transfer: _Count, depth: int) -> None:
         """Takes the descriptor over."""
         try:
+            _require_depth(depth, inner)
             for entry in await self.list(inner):
                 if entry.kind == "directory":
                     try:
                         os.mkdir(entry.name, 0o755, dir_fd=directory)
                     except FileExistsError:
                         pass
-                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                    below = os.open(entry.name, flags, dir_fd=directory)
-                    await self._download_tree(entry.path, below, transfer, f"{shown}/{entry.name}")
+                    below = os.open(entry.name, _OPEN_DIRECTORY, dir_fd=directory)
+                    await self._download_tree(entry.path, below, transfer, depth - 1)
                 elif entry.kind == "file":
                     await self._download_file(entry.path, directory, entry.name, transfer)
                 else:
@@ -322,12 +357,12 @@ class Files:
         try:
             info = _require_regular(source, inner)
             transfer.add(info.st_size)
-            temporary = f".{name[:200]}.{os.urandom(4).hex()}"
+            temporary = _temporary_name()
             mode = 0o755 if info.st_mode & 0o100 else 0o644
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             target = os.open(temporary, flags, mode, dir_fd=directory)
             try:
-                await _in_thread(info.st_size, _copy, source, target)
+                await _in_thread(info.st_size, _copy, source, target, info.st_size)
                 os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
                 os.unlink(temporary, dir_fd=directory)
@@ -361,8 +396,8 @@ class Files:
         """Fill a file under another name, and give it its own when it is whole."""
         await self._make_parent(inner)
         agent = await self._agent()
-        directory, name = posixpath.split(inner)
-        temporary = posixpath.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+        directory = posixpath.dirname(inner)
+        temporary = posixpath.join(directory, _temporary_name())
         fd = await self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             try:
@@ -390,11 +425,7 @@ class _Count:
         self.files += 1
         self.bytes += size
         if self.files > MAX_TREE_FILES or self.bytes > MAX_TREE_BYTES:
-            raise SpecError(
-                f"more than {MAX_TREE_FILES} files or {MAX_TREE_BYTES // MIB} MiB",
-                code="files.size",
-                hint="mount the directory instead",
-            )
+            raise _too_much()
 
     def value(self) -> Transfer:
         return Transfer(files=self.files, bytes=self.bytes, skipped=tuple(self.skipped))
@@ -410,15 +441,41 @@ def require_inside(path: str) -> str:
         SpecError: it is not below it.
     """
     inner = posixpath.normpath(posixpath.join(jail.WORKSPACE, path)) if "\0" not in path else ""
+    name = _encode(path, inner)
     if inner != jail.WORKSPACE and not inner.startswith(f"{jail.WORKSPACE}/"):
         raise SpecError(
             f"{path!r} is not below {jail.WORKSPACE}",
             code="files.path",
             hint=f"use a path relative to {jail.WORKSPACE}, such as results/a.csv",
         )
-    if any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in inner.split("/")) or len(inner) > 4000:
+    if any(len(part) > 255 for part in name.split(b"/")) or len(name) > 4000:
         raise SpecError(f"{path[:100]!r}... is too long a name", code="files.path", hint="use a shorter one")
     return inner.removeprefix(jail.WORKSPACE).lstrip("/") or "."
+
+
+def _encode(path: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"{path!r} holds half a letter, which no file can ({error.reason})",
+            code="files.text",
+            hint="use text that can be encoded, or bytes",
+        ) from error
+
+
+def _temporary_name() -> str:
+    # Not from the name of the file: that may be as long as names can be.
+    return f".hutch-{os.urandom(8).hex()}"
+
+
+def _require_depth(left: int, path: str) -> None:
+    if left <= 0:
+        raise SpecError(
+            f"{path} lies more than {MAX_TREE_DEPTH} directories deep",
+            code="files.size",
+            hint="pack it into one file first, for example with tar",
+        )
 
 
 def _require_name(path: str) -> str:
@@ -446,6 +503,14 @@ def _require_regular(fd: int, path: str) -> os.stat_result:
     if not stat.S_ISREG(info.st_mode):
         raise SpecError(f"{path} is not a regular file", code="files.kind", hint="only regular files can be copied")
     return info
+
+
+def _too_much() -> SpecError:
+    return SpecError(
+        f"more than {MAX_TREE_FILES} files or {MAX_TREE_BYTES // MIB} MiB",
+        code="files.size",
+        hint="mount the directory instead",
+    )
 
 
 def _too_large(path: str, size: int, allowed: int) -> SpecError:
@@ -478,7 +543,17 @@ def _explain(path: str, error: OSError) -> SpecError:
 async def _in_thread(size: int, work: Callable[..., T], *arguments: Any) -> T:
     if size <= _QUICK_BYTES:
         return work(*arguments)
-    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+    working = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        # Whoever is cancelled closes the descriptors that the thread still uses, and their numbers become others'.
+        while not working.done():
+            try:
+                await asyncio.wait([working])
+            except asyncio.CancelledError:
+                continue
+        raise
 
 
 def _read_all(fd: int, max_bytes: int) -> bytes:
@@ -499,6 +574,8 @@ def _write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest[:_CHUNK]) :]
 
 
-def _copy(source: int, target: int) -> None:
-    while chunk := os.read(source, _CHUNK):
+def _copy(source: int, target: int, size: int) -> None:
+    """As much as there was when it was counted: somebody may add to it for ever."""
+    while size > 0 and (chunk := os.read(source, min(size, _CHUNK))):
         _write_all(target, chunk)
+        size -= len(chunk)

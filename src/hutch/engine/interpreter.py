@@ -8,6 +8,7 @@ heard from the agent, not from the process.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from ..errors import HostError, HutchError, ProtocolError, StartError
 from ..isolation import jail
 from ..model import Limits, Outcome, Result, Value
 from . import verdict
-from .agent import Child
+from .agent import Child, refused
 from .pipes import Capture, Pipes
 
 TYPE_CHECKING = False
@@ -29,8 +30,16 @@ if TYPE_CHECKING:
 
 _GRACE_SECONDS = 1.0
 """What an interpreter has, once interrupted, to come back with its state."""
+_PATIENCE_SECONDS = 5.0
+"""What it has to be gone once it was killed. If it is not, the sandbox has to go."""
 _LINE_BYTES = 128
-_ARGUMENTS = {"python": ("-S",), "bash": ("--norc", "--noprofile"), "node": ()}
+_GUEST = os.path.dirname(jail.DRIVERS["python"][1])
+_ARGUMENTS = {
+    # Imported, not executed: only so its compiled form is used.
+    "python": ("-S", "-c", f"import sys; sys.path.insert(0, {_GUEST!r}); import python; python.main()"),
+    "bash": ("--norc", "--noprofile", jail.DRIVERS["bash"][1]),
+    "node": (jail.DRIVERS["node"][1],),
+}
 
 
 class Run(Value):
@@ -78,9 +87,16 @@ class Interpreter:
         return self._process is not None
 
     def start(self) -> asyncio.Future[None]:
-        """Start the process, unless it is there. Done when that takes runs; nobody has to wait for it."""
+        """Start the process, unless it is there. Done when that takes runs; nobody has to wait for it.
+
+        Raises:
+            HostError: this machine refused what it takes on our side.
+        """
         if self._process is None:
-            self._process = _Process(self._sandbox, self.name, self._program, self._lose)
+            try:
+                self._process = _Process(self._sandbox, self.name, self._program, self._lose)
+            except OSError as error:
+                raise refused(error) from error
         return self._process.ready
 
     def _lose(self, process: _Process) -> None:
@@ -92,13 +108,15 @@ class Interpreter:
         """Run code, after what came before it.
 
         Raises:
-            StartError, HostError: the sandbox did not start.
+            StartError, HostError: the sandbox or the interpreter did not start. With code start.full, because what
+                runs in the sandbox leaves no room for one more.
             ProtocolError: the process sent what it must not; the sandbox was killed.
-            GoneError: the sandbox was closed meanwhile.
+            GoneError: the sandbox was closed meanwhile. With code sandbox.gone, before this run began.
         """
         async with self._turn:
-            if not self._sandbox.is_alive:
-                self._sandbox.verdict()
+            if self._process is not None:
+                await self._process.recover()
+            self._sandbox.require_alive()
             self.start()
             process = self._process
             assert process is not None
@@ -143,21 +161,34 @@ class _Process:
         self._outcome: Outcome | None = None
         self._is_patient = True
         """Whether a run that takes too long is worth an attempt to save the state."""
+        self._is_killed = False
+        self._signalling: set[asyncio.Task[bool]] = set()
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        """Of a run that nobody waits for any more: until it is over, there is no other."""
         self._received = b""
         self._child: Child | None = None
         self._pipes = Pipes()
-        self._code = os.memfd_create("code", os.MFD_CLOEXEC)
-        self._stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        opened: list[int] = []
+        try:
+            opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(code := os.memfd_create("code", os.MFD_CLOEXEC))
+            opened.append(stdin := os.memfd_create("stdin", os.MFD_CLOEXEC))
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            self._pipes.close()
+            for fd in opened:
+                os.close(fd)
+            raise
+        self._code, self._stdin = code, stdin
         os.set_blocking(self._control.fileno(), False)
         self._loop.add_reader(self._control.fileno(), self._read)
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         argv = [program, *_ARGUMENTS[name], jail.DRIVERS[name][1], jail.RUNS]
         fds = (null, *self._pipes.theirs, theirs.fileno(), self._code, self._stdin)
         self._task = self._loop.create_task(self._live(argv, fds))
         # The request is sent when the task first runs; its copies of the descriptors are then in the socket.
         self._handed_over = (null, theirs)
-        sandbox.on_end(lambda: self.end(None))
+        self._forget = sandbox.on_end(lambda: self.end(None))
 
     async def _live(self, argv: list[str], fds: tuple[int, ...]) -> None:
         """Start it, and hear of its end."""
@@ -167,14 +198,7 @@ class _Process:
         try:
             self._child = await spawning
         except OSError as error:
-            self._sandbox.fail(
-                HostError(
-                    f"{argv[0]} could not be executed in the sandbox ({error.strerror})",
-                    code="host.program",
-                    details=" ".join(argv),
-                    hint=f"check that {argv[0]} runs on the host, and that all its libraries lie in /usr",
-                )
-            )
+            self._sandbox.fail(_explain(argv, error))
             return
         except HutchError:
             return  # the sandbox is over, and has said so to everybody
@@ -203,7 +227,7 @@ class _Process:
         self._is_patient = not run.once
         capture = Capture(run.limits, listener, lambda: self._overdo(Outcome.OUTPUT))
         self._pipes.begin(capture)
-        self._ending = self._loop.create_future()
+        ending = self._ending = self._loop.create_future()
         self._token = os.urandom(16).hex().encode()
         timers: list[asyncio.TimerHandle] = []
         try:
@@ -211,15 +235,19 @@ class _Process:
             if run.timeout_seconds is not None:
                 timers.append(self._loop.call_later(run.timeout_seconds, self._overdo, Outcome.TIMEOUT))
                 timers.append(self._loop.call_later(run.timeout_seconds + _GRACE_SECONDS, self._kill))
-            exit_code, signal_name = await self._ending
+            exit_code, signal_name = await asyncio.shield(ending)
+            await self._settle()
         except asyncio.CancelledError:
-            await self._cancel(once=run.once)
+            capture.mute()
+            if not run.once and self._sandbox.is_alive:
+                self._recovery = self._loop.create_task(self._end_run(ending))
+                await self.recover()
             raise
         finally:
             for timer in timers:
                 timer.cancel()
-            self._ending = None
-            self._pipes.end()
+            if self._recovery is None:
+                self._conclude()
         if self.is_gone and exit_code is None and signal_name is None:
             self._outcome = self._outcome or self._sandbox.verdict()
         result = self._sandbox.result(
@@ -239,6 +267,35 @@ class _Process:
             )
         return result
 
+    def _conclude(self) -> None:
+        self._ending = None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._pipes.end()
+
+    async def _settle(self) -> None:
+        """No signal that was meant for this run may meet the next one."""
+        if self._signalling:
+            await asyncio.wait(self._signalling)
+        if self._is_killed and self._child is not None and not self._child.exited.done():
+            await asyncio.wait([self._child.exited], timeout=_PATIENCE_SECONDS)
+
+    async def recover(self) -> None:
+        """Wait until a run that nobody waits for any more is over."""
+        if self._recovery is not None:
+            await asyncio.shield(self._recovery)
+            self._recovery = None
+
+    async def _end_run(self, ending: asyncio.Future[tuple[int | None, str | None]]) -> None:
+        if not ending.done():
+            self._post_signal(signal.SIGINT, "group")
+            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
+        if not ending.done():
+            self._kill()
+            await asyncio.wait([ending])
+        await self._settle()
+        self._conclude()
+
     def _send(self, run: Run) -> None:
         code = run.code.encode("utf-8", "surrogateescape")
         for fd, data in ((self._code, code), (self._stdin, run.stdin)):
@@ -252,7 +309,7 @@ class _Process:
         try:
             self._control.send(header.encode())
         except OSError:
-            return  # it is gone, and its end is on the way
+            self._kill()  # its end is on the way; or it closed what it listens to, and would never answer
 
     def _overdo(self, outcome: Outcome) -> None:
         """A limit is reached. Who only took too long may come back; who floods us may not."""
@@ -260,15 +317,24 @@ class _Process:
             return
         self._outcome = outcome
         if outcome is Outcome.TIMEOUT and self._is_patient:
-            self._loop.create_task(self._signal(signal.SIGINT, "group"))
+            self._post_signal(signal.SIGINT, "group")
         else:
             self._kill()
 
     def _kill(self) -> None:
+        if self._ending is None or self._is_killed:
+            return
         if self._child is None:
-            self._sandbox.kill(self._outcome or Outcome.KILLED)  # it does not even start
-        elif self._ending is not None:
-            self._loop.create_task(self._signal(signal.SIGKILL, "session"))
+            self._sandbox.kill(Outcome.KILLED)  # it does not even start
+            return
+        self._is_killed = True
+        self._post_signal(signal.SIGKILL, "session")
+        self._giving_up = self._loop.call_later(_PATIENCE_SECONDS, self._sandbox.kill, Outcome.KILLED)
+
+    def _post_signal(self, number: int, scope: str) -> None:
+        task = self._loop.create_task(self._signal(number, scope))
+        self._signalling.add(task)
+        task.add_done_callback(self._signalling.discard)
 
     async def _signal(self, number: int, scope: str) -> bool:
         try:
@@ -282,20 +348,6 @@ class _Process:
     async def stop(self) -> None:
         if await self._signal(signal.SIGKILL, "session") and self._child is not None:
             await asyncio.wait([self._child.exited])
-
-    async def _cancel(self, *, once: bool) -> None:
-        """Whoever waited does so no more: the run must be over before the next one begins."""
-        if once or not self._sandbox.is_alive or self.is_gone:
-            return
-        if self._ending is None or (self._ending.done() and not self._ending.cancelled()):
-            return
-        # A new one before the signal is sent: the answer may come sooner than the word that it was delivered.
-        ending = self._ending = self._loop.create_future()
-        await asyncio.shield(self._signal(signal.SIGINT, "group"))
-        await asyncio.wait([ending], timeout=_GRACE_SECONDS)
-        if not ending.done():
-            await asyncio.shield(self._signal(signal.SIGKILL, "session"))
-            await asyncio.wait([ending], timeout=_GRACE_SECONDS)
 
     # ---- what it says ----
 
@@ -345,6 +397,7 @@ class _Process:
         if self._ending is not None and not self._ending.done():
             self._ending.set_result((None, None) if status is None else verdict.read_status(status))
             self._pipes.end()
+        self._forget()
         if not self.ready.done():
             self.ready.cancel()
         self._loop.remove_reader(self._control.fileno())
@@ -357,6 +410,20 @@ class _Process:
             self._pipes.close()
         else:
             # Its children may live on; they are not to be stopped by a pipe that nobody reads.
-            self._pipes.discard()
-            self._sandbox.on_end(self._pipes.close)
+            self._pipes.discard(self._sandbox.on_end)
         self._on_end(self)
+
+
+def _explain(argv: list[str], error: OSError) -> HutchError:
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return StartError(
+            f"there was no room for {argv[0]} beside what runs in the sandbox ({error.strerror})",
+            code="start.full",
+            hint="raise pids or memory_mb",
+        )
+    return HostError(
+        f"{argv[0]} could not be executed in the sandbox ({error.strerror})",
+        code="host.program",
+        details=" ".join(argv),
+        hint=f"check that {argv[0]} runs on the host, and that all its libraries lie in /usr",
+    )

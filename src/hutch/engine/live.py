@@ -18,7 +18,7 @@ from ..errors import GoneError, HutchError
 from ..isolation import jail, limits, network
 from ..model import Outcome, Result
 from . import state, verdict
-from .agent import Agent, gone
+from .agent import Agent, gone, refused
 from .interpreter import Interpreter
 from .planning import Prepared
 
@@ -61,7 +61,7 @@ class LiveSandbox:
         self._fault: HutchError | None = None
         self._slirp: network.Slirp | None = None
         self._fds: dict[str, int] = {}
-        self._on_end: list[Callable[[], None]] = []
+        self._on_end: dict[object, Callable[[], None]] = {}
         self._interpreters: dict[str, Interpreter] = {}
         self.child_pid = 0
         self.started: asyncio.Future[None] = self._loop.create_future()
@@ -74,8 +74,10 @@ class LiveSandbox:
         limits.make_cgroups(self.plan.cgroups)
         try:
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._clean_up()
+            if isinstance(error, OSError):
+                raise refused(error) from error
             raise
         self._overdue = self._loop.call_later(_START_SECONDS, self._is_late)
         if self._sampler.is_needed:
@@ -86,41 +88,41 @@ class LiveSandbox:
     def _start(self) -> None:
         for path, uid, gid in self.plan.work_directories:
             state.make_work_directory(path, jail.WORK, uid, gid)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         opened: list[int] = []
-        pipes: dict[str, tuple[int, int]] = {}
+        warden: process.Process | None = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            their = {}
             for name in ("status", "lifeline", "gate"):
-                pipes[name] = os.pipe2(os.O_CLOEXEC)
-            mine = {name: pipe[0] if name == "status" else pipe[1] for name, pipe in pipes.items()}
-            their = {name: pipe[1] if name == "status" else pipe[0] for name, pipe in pipes.items()}
-            opened += their.values()
-            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            words = os.memfd_create("plan", os.MFD_CLOEXEC)
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                self._fds[name], their[name] = (reader, writer) if name == "status" else (writer, reader)
+                opened.append(their[name])
+            opened.append(null := os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(words := os.memfd_create("plan", os.MFD_CLOEXEC))
             # Only bubblewrap writes here, and only if it fails; programs get pipes of their own.
-            said = os.memfd_create("said", os.MFD_CLOEXEC)
-            opened += [null, words]
-            self._fds |= {**mine, "said": said}
+            said = self._fds["said"] = os.memfd_create("said", os.MFD_CLOEXEC)
             text = jail.to_words(self.plan, control=theirs.fileno(), **their)
             while text:
                 text = text[os.write(words, text) :]
-            self._warden = process.spawn(
+            self._warden = warden = process.spawn(
                 [self._warden_path, "--args", str(words), self.token, self.plan.environment, self.label],
                 stdin=null,
                 stdout=said,
                 stderr=said,
                 fds=(words, theirs.fileno(), *their.values()),
             )
+            self._fds["warden"] = os.pidfd_open(warden.pid)
         except BaseException:
             ours.close()
             for name in tuple(self._fds):
                 self._close(name)
+            if warden is not None:
+                warden.wait()  # without its lifeline it ends by itself
             raise
         finally:
             theirs.close()
             for fd in opened:
                 os.close(fd)
-        self._fds["warden"] = os.pidfd_open(self._warden.pid)
         self.agent = Agent(ours, self.fail)
         os.set_blocking(self._fds["status"], False)
         self._loop.add_reader(self._fds["status"], self._read_status)
@@ -226,12 +228,24 @@ class LiveSandbox:
         """Whether programs can be started in it."""
         return not self._is_over
 
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Have something called when the sandbox is no more."""
+    def require_alive(self) -> None:
+        """Return where programs can be started in it.
+
+        Raises:
+            HostError, StartError: it never started.
+            GoneError: it is over.
+        """
         if self._is_over:
-            self._loop.call_soon(callback)
-        else:
-            self._on_end.append(callback)
+            self.started.result()
+            raise gone()
+
+    def on_end(self, callback: Callable[[], None]) -> Callable[[], object]:
+        """Have something called when the sandbox is no more. What is returned takes that back."""
+        if self._is_over:
+            return self._loop.call_soon(callback).cancel
+        key = object()
+        self._on_end[key] = callback
+        return lambda: self._on_end.pop(key, None)
 
     def kill(self, outcome: Outcome) -> None:
         """End it because of a limit."""
@@ -273,9 +287,10 @@ class LiveSandbox:
         self.agent.close(error)
         if not self.started.done():
             self.started.set_exception(error)
-        for callback in self._on_end:
-            callback()
+        callbacks = tuple(self._on_end.values())
         self._on_end.clear()
+        for callback in callbacks:
+            callback()
 
     def _ended(self) -> None:
         """Every process of it is gone."""
@@ -314,9 +329,13 @@ class LiveSandbox:
         self._warden.wait()
         for name in tuple(self._fds):
             self._close(name)
-        if self._slirp is not None:
+        if self._slirp is None:
+            self._set_closed()
+            return
+        try:
             self._loop.run_in_executor(None, self._slirp.close).add_done_callback(lambda _: self._set_closed())
-        else:
+        except RuntimeError:  # the whole interpreter ends, and no thread takes work any more
+            self._slirp.close()
             self._set_closed()
 
     def _set_closed(self) -> None:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Listener = Callable[[int, bytes], None]
-    """Is told (0 for stdout, 1 for stderr; what came)."""
+    """Is told (0 for stdout, 1 for stderr; what came), and never raises: that would stop whoever reads."""
+
+_PAUSE_SECONDS = 0.02
+"""Between two looks at what nobody wants: a flood from the background is to cost us little."""
 
 
 class Capture:
@@ -40,6 +43,10 @@ class Capture:
             if self._listener is not None:
                 self._listener(index, chunk)
 
+    def mute(self) -> None:
+        """From now on nobody listens."""
+        self._listener = None
+
     @property
     def total(self) -> tuple[int, int]:
         """Bytes of each stream."""
@@ -57,6 +64,7 @@ class Pipes:
         """Who gets what is read. Without one it is kept, as far as a pipe would, for the next."""
         self._kept: list[tuple[int, bytes]] = []
         self._kept_size = 0
+        self._forget: Callable[[], object] = lambda: None
         try:
             for _ in range(count):
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -103,10 +111,17 @@ class Pipes:
                 left -= read
         self.capture = None
 
-    def discard(self) -> None:
-        """From now on nobody wants what comes, and whoever writes must not be stopped by that."""
+    def discard(self, on_end: Callable[[Callable[[], None]], Callable[[], object]]) -> None:
+        """From now on nobody wants what comes, and whoever writes must not be stopped by that.
+
+        Args:
+            on_end: has us closed when the sandbox is over, and returns what takes that back.
+        """
         self.capture = None
+        self._kept.clear()
         self._kept_size = -1
+        if self.is_open:
+            self._forget = on_end(self.close)
 
     def close(self) -> None:
         """Close everything."""
@@ -136,10 +151,19 @@ class Pipes:
             self._loop.remove_reader(fd)
             os.close(fd)
             self._ours[index] = -1
+            if not self.is_open:
+                self._forget()
             return 0
         if self.capture is not None:
             self.capture.feed(index, chunk)
         elif 0 <= self._kept_size < READ_BYTES:
             self._kept.append((index, chunk))
             self._kept_size += len(chunk)
+        else:
+            self._loop.remove_reader(fd)
+            self._loop.call_later(_PAUSE_SECONDS, self._resume, index, fd)
         return len(chunk)
+
+    def _resume(self, index: int, fd: int) -> None:
+        if self._ours[index] == fd:
+            self._loop.add_reader(fd, self._read, index)

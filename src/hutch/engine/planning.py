@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 from .. import process
-from ..config import private_directories
-from ..errors import SpecError
+from ..config import cache_directory, can_keep, private_directories
+from ..errors import HostError, SpecError
 from ..isolation import jail, limits, mounts
-from ..model import HostPath, Plan, Source, Spec, Value
+from ..model import File, GuestPath, HostPath, Plan, Source, Spec, Value
 from ..sources import host
 from . import state
 
 CODE_BYTES = 16 * 1024 * 1024
+STDIN_BYTES = 64 * 1024 * 1024
+"""What a program may be given to read in one piece."""
 
 
 class Prepared(Value):
@@ -44,6 +48,8 @@ def prepare(spec: Spec, code: str | None, own: tuple[mounts.CheckedMount, ...] =
         )
     token = process.make_token()
     rootfs = host.realise(spec.environment)
+    if code is None:
+        rootfs = rootfs.replace(files=(*rootfs.files, *_compiled_driver(dict(rootfs.interpreters).get("python"))))
     checked = mounts.check_mounts(spec.policy.mounts, spec.policy.unsafe, private_directories())
     checked = tuple(
         mount.replace(work_directory=mounts.require_work_directory(mount, state.work_places(), f"{token}-{index}"))
@@ -58,11 +64,59 @@ def prepare(spec: Spec, code: str | None, own: tuple[mounts.CheckedMount, ...] =
     return Prepared(plan=jail.plan(spec, rootfs, checked, machine, code), warden=machine.warden, token=token)
 
 
+_compiled: dict[tuple[object, ...], tuple[File, ...]] = {}
+
+
+def _compiled_driver(program: str | None) -> tuple[File, ...]:
+    """The Python driver as the sandbox's Python compiles it, which would otherwise happen at every start.
+
+    Made once by that Python, and kept in the cache directory for as long as neither changes.
+    """
+    if program is None:
+        return ()
+    source = jail.DRIVERS["python"][0]
+    try:
+        key = tuple((info.st_ino, info.st_size, info.st_mtime_ns) for info in (os.stat(source), os.stat(program)))
+    except OSError:
+        return ()
+    if key not in _compiled:
+        path = _find_compiled(source, program, "-".join(f"{part:x}" for info in key for part in info))
+        guest = os.path.dirname(jail.DRIVERS["python"][1])
+        file = path and File(guest_path=GuestPath(f"{guest}/__pycache__/{os.path.basename(path)}"), host_path=path)
+        _compiled[key] = (file,) if file else ()
+    return _compiled[key]
+
+
+_COMPILE = """
+import os, py_compile, sys
+source, target = sys.argv[1:]
+name = "python." + sys.implementation.cache_tag + ".pyc"
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+py_compile.compile(source, target + "/" + name, "python.py", True, invalidation_mode=mode)
+"""
+
+
+def _find_compiled(source: str, program: str, name: str) -> HostPath | None:
+    if not can_keep():
+        return None
+    place = f"{cache_directory()}/guest"
+    try:
+        if not os.path.isdir(f"{place}/{name}"):
+            unfinished = f"{place}/.{process.make_token()}"
+            os.makedirs(unfinished, 0o700)
+            process.run([program, "-I", "-S", "-c", _COMPILE, source, unfinished])
+            os.rename(unfinished, f"{place}/{name}")
+        found = os.listdir(f"{place}/{name}")
+    except (OSError, HostError):
+        return None  # it starts without, only later
+    return HostPath(f"{place}/{name}/{found[0]}") if found else None
+
+
 def check_code(code: str) -> None:
     """Refuse code that cannot be handed to an interpreter.
 
     Raises:
-        SpecError: it is too large, or holds a NUL byte.
+        SpecError: it is too large, holds a NUL byte, or cannot be encoded.
     """
     if len(code) > CODE_BYTES:
         raise SpecError(
@@ -72,3 +126,9 @@ def check_code(code: str) -> None:
         )
     if "\0" in code:
         raise SpecError("the code holds a NUL byte", code="spec.code-nul", hint="no interpreter reads that; remove it")
+    try:
+        code.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"the code holds half a letter ({error.reason})", code="spec.text", hint="use text that can be encoded"
+        ) from error

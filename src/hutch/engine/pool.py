@@ -23,6 +23,8 @@ DEFAULT_SIZE = 2
 _GROWTH = 4
 """A busy pool holds at most this many times its size."""
 _SHRINK_SECONDS = 30.0
+_LOSSES = 16
+"""So many may go away while they wait; then something is wrong with them."""
 
 
 class Pool:
@@ -53,7 +55,9 @@ class Pool:
         self._used_at = self._loop.time()
         self._is_open = True
         self._trouble = False
-        """The last sandbox did not start: no more attempts until somebody asks, and is told why."""
+        """The last ones did not start, or did not stay: no more attempts until a run succeeded in being one."""
+        self._losses = 0
+        """How many went away while they waited, since the last run."""
         self._shrinking = self._loop.call_later(_SHRINK_SECONDS, self._shrink)
         self._fill()
 
@@ -71,7 +75,9 @@ class Pool:
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
             sandbox = await self._take()
             try:
-                return await sandbox.interpreter(self._interpreter).run(run, listener)
+                result = await sandbox.interpreter(self._interpreter).run(run, listener)
+                self._trouble, self._losses = False, 0
+                return result
             finally:
                 # Off the path of whoever waits for the result.
                 self._loop.call_soon(self._retire, sandbox)
@@ -105,11 +111,9 @@ class Pool:
             sandbox = self._ready.popleft()
             if sandbox.is_alive:
                 return sandbox
-        if self._size:
+        if not self._trouble:
             self._wanted = min(self._wanted + 1, self._size * _GROWTH)
-        sandbox = await self._engine.start(self.spec)
-        self._trouble = False
-        return sandbox
+        return await self._engine.start(self.spec)
 
     def _fill(self) -> None:
         if not self._is_open or self._trouble:
@@ -134,6 +138,8 @@ class Pool:
     def _lose(self, sandbox: LiveSandbox) -> None:
         if sandbox in self._ready:
             self._ready.remove(sandbox)
+            self._losses += 1
+            self._trouble = self._trouble or self._losses > _LOSSES
             self._loop.call_soon(self._fill)
 
     def _shrink(self) -> None:

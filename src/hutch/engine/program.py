@@ -15,7 +15,7 @@ from ..errors import HutchError, SpecError
 from ..isolation import jail
 from ..model import Limits, Outcome, Result, Value
 from . import verdict
-from .agent import Child
+from .agent import Child, refused
 from .pipes import Capture, Pipes
 
 TYPE_CHECKING = False
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _WRITE_BYTES = 65536
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_PATIENCE_SECONDS = 5.0
+"""What a program has to be gone once it was killed. One that is not takes the sandbox along."""
+_TERMINAL_BYTES = 256 * 1024
+"""More than a terminal holds."""
 
 
 class Command(Value):
@@ -58,6 +62,10 @@ class Program:
         self._input = -1
         """Where our side of its standard input is."""
         self._feeding: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._writable: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._forget: Callable[[], object] = lambda: None
         self._ended: asyncio.Future[tuple[int | None, str | None]] = self._loop.create_future()
         self._hits: dict[str, int] = {}
         self._started = time.monotonic()
@@ -74,7 +82,7 @@ class Program:
             StartError, HostError: the sandbox did not start.
             GoneError: it is over.
         """
-        if not command.argv or any("\0" in word for word in command.argv):
+        if not command.argv or not all(map(_is_word, (*command.argv, command.cwd))):
             raise SpecError(
                 "a command is a list of words without NUL bytes, the program first",
                 code="spec.command",
@@ -83,19 +91,25 @@ class Program:
         self = cls(sandbox, command, listener)
         self._hits = sandbox.hits
         sandbox.watch()
+        if command.timeout_seconds is not None:
+            self._timer = self._loop.call_later(command.timeout_seconds + _PATIENCE_SECONDS, self._give_up)
         try:
             await self._spawn()
         except OSError as error:
             self._explain(error)
-        except BaseException:
+            return self
+        except BaseException as error:
+            if isinstance(error, HutchError) and self._outcome is not None:
+                self._end(None, None)  # its time was over before it began
+                return self
             self._release()
             raise
-        sandbox.on_end(lambda: self._end(None, None))
-        if command.timeout_seconds is not None:
+        self._forget = sandbox.on_end(lambda: self._end(None, None))
+        if self._timer is not None:
+            self._timer.cancel()
+            assert command.timeout_seconds is not None
             self._timer = self._loop.call_later(command.timeout_seconds, self._stop, Outcome.TIMEOUT)
         return self
-
-    _timer: asyncio.TimerHandle | None = None
 
     async def _spawn(self) -> None:
         command = self._command
@@ -109,13 +123,17 @@ class Program:
             os.set_blocking(self._input, False)
             self._loop.add_reader(self._input, self._read_terminal)
         else:
-            self._pipes = Pipes()
-            self._pipes.begin(self._capture)
-            theirs = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if command.stdin != b"":
-                    os.close(theirs)
+                self._pipes = Pipes()
+                if command.stdin == b"":
+                    theirs = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                else:
                     theirs, self._input = os.pipe2(os.O_CLOEXEC)
+            except OSError as error:
+                raise refused(error) from error
+            self._pipes.begin(self._capture)
+            try:
+                if self._input >= 0:
                     os.set_blocking(self._input, False)
                 self._child = await self._sandbox.agent.spawn(
                     command.argv, variables=variables, cwd=where, fds=(theirs, *self._pipes.theirs)
@@ -134,7 +152,7 @@ class Program:
             text, code = "no more processes can be started in this sandbox", _NOT_EXECUTABLE
         else:
             text, code = os.strerror(number), _NOT_FOUND if number == errno.ENOENT else _NOT_EXECUTABLE
-        if number in (errno.ENOENT, errno.ENOTDIR) and self._command.cwd != jail.WORKSPACE:
+        if number in (errno.ENOENT, errno.ENOTDIR) and self._command.cwd not in (jail.WORKSPACE, "."):
             text += f" (it was to start in {self._command.cwd})"
         self._capture.feed(1, f"hutch: {program}: {text}\n".encode())
         self._end(code, None)
@@ -152,18 +170,16 @@ class Program:
 
     async def write_stdin(self, data: bytes) -> None:
         """Write to its standard input. What nobody reads any more is dropped."""
-        if self._feeding is not None:
-            await self._feeding
-        await self._feed(data, close=False)
+        async with self._writing:
+            await self._feed(data, close=False)
 
     async def close_stdin(self) -> None:
         """Tell it that there is no more input: end of file, or Ctrl-D on a terminal."""
         if self._command.terminal is not None:
             await self.write_stdin(b"\x04")
         else:
-            if self._feeding is not None:
-                await self._feeding
-            self._close_input()
+            async with self._writing:
+                self._close_input()
 
     async def signal(self, number: int) -> bool:
         """Send a signal to it and its group. False if it is gone."""
@@ -171,7 +187,7 @@ class Program:
             return False
         try:
             return await self._sandbox.agent.signal(self._child, number, "group")
-        except HutchError:
+        except (HutchError, OSError):
             return False
 
     def resize(self, rows: int, columns: int) -> None:
@@ -210,21 +226,24 @@ class Program:
                 try:
                     rest = rest[os.write(self._input, rest[:_WRITE_BYTES]) :]
                 except BlockingIOError:
-                    await self._writable()
+                    await self._wait_for_room()
         except OSError:
             pass  # it does not read any more
         if close and self._command.terminal is None:
             self._close_input()
 
-    async def _writable(self) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
-        fd = self._input
-        self._loop.add_writer(fd, ready.set_result, None)
+    async def _wait_for_room(self) -> None:
+        self._writable = self._loop.create_future()
+        self._loop.add_writer(self._input, self._go_on)
         try:
-            await ready
+            await self._writable
         finally:
-            if self._input == fd:
-                self._loop.remove_writer(fd)
+            if self._input >= 0:
+                self._loop.remove_writer(self._input)
+
+    def _go_on(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
 
     def _close_input(self) -> None:
         if self._input >= 0:
@@ -232,6 +251,7 @@ class Program:
             self._loop.remove_writer(self._input)
             os.close(self._input)
             self._input = -1
+            self._go_on()
 
     def _read_terminal(self) -> int:
         try:
@@ -250,16 +270,24 @@ class Program:
         if self._ended.done() or self._outcome is not None:
             return
         self._outcome = outcome
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_PATIENCE_SECONDS, self._give_up)
         if self._child is not None:
             task = self._loop.create_task(self._kill(self._child))
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
+    def _give_up(self) -> None:
+        """It neither begins nor ends: the sandbox must go."""
+        self._outcome = self._outcome or Outcome.TIMEOUT
+        self._sandbox.kill(Outcome.KILLED)
+
     async def _kill(self, child: Child) -> None:
         try:
             await self._sandbox.agent.signal(child, signal.SIGKILL, "session")
-        except HutchError:
-            return  # it is over anyway
+        except (HutchError, OSError):
+            return  # it is over anyway, or will be with the sandbox
 
     def _exited(self, exited: asyncio.Future[int]) -> None:
         if not exited.cancelled():
@@ -271,12 +299,14 @@ class Program:
         if self._pipes is not None:
             self._pipes.end()
         elif self._input >= 0:
-            while self._read_terminal():
-                pass
+            left = _TERMINAL_BYTES  # somebody in the background may go on writing for ever
+            while left > 0 and (read := self._read_terminal()):
+                left -= read
         self._ended.set_result((exit_code, signal_name))
         self._release()
 
     def _release(self) -> None:
+        self._forget()
         if self._timer is not None:
             self._timer.cancel()
         if self._feeding is not None:
@@ -284,9 +314,13 @@ class Program:
         self._close_input()
         if self._pipes is not None:
             # Its children may live on; they are not to be stopped by a pipe that nobody reads.
-            self._pipes.discard()
-            if self._sandbox.is_alive:
-                self._sandbox.on_end(self._pipes.close)
-            else:
-                self._pipes.close()
+            self._pipes.discard(self._sandbox.on_end)
         self._sandbox.unwatch()
+
+
+def _is_word(word: object) -> bool:
+    """Whether a program can be given it."""
+    try:
+        return isinstance(word, str) and b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        return False

@@ -14,7 +14,7 @@ import time
 from ..errors import HutchError, SessionError
 from ..isolation import jail, mounts
 from ..model import GuestPath, Result
-from ..spec import parse
+from ..spec import PER_RUN, parse
 from . import audit
 from .box import Box
 from .interpreter import Run
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 300.0
 LIFETIME_SECONDS = 3600.0
 _REAP_SECONDS = 1.0
-_PER_RUN = ("timeout_seconds", "max_output_mb", "keep_kb")
-"""What each run may choose anew; all else belongs to the session."""
 _GUEST_PATHS = {
     "workspace": GuestPath("/workspace"),
     "home": GuestPath("/home/sandbox"),
@@ -77,17 +75,22 @@ class Session(Box):
 
     async def close(self) -> None:
         """Let it go: another process may have it."""
-        await super().close()
-        self._log.close()
-        self._lock.release()
+        try:
+            await super().close()
+        finally:
+            self._log.close()
+            self._lock.release()
 
     async def destroy(self) -> None:
         """Remove it with all its files."""
         self._is_open = False
-        await super().rest("destroyed")
-        self._log.close()
-        self._store.remove(self.record.id, lock=self._lock)
-        self._lock.release()
+        try:
+            async with self._starting:
+                await super().rest("destroyed")
+            self._store.remove(self.record.id, lock=self._lock)
+        finally:
+            self._log.close()
+            self._lock.release()
 
     def keep_record(self) -> None:
         """Write down when it was used last."""
@@ -96,6 +99,8 @@ class Session(Box):
             self._store.update(stored.replace(last_run_at=self.record.last_run_at))
 
     # ---- what a Box does otherwise ----
+
+    _keeps_files = True
 
     def _closed(self) -> HutchError:
         return SessionError(
@@ -141,8 +146,8 @@ class Session(Box):
             exit_code=result.exit_code,
             signal=result.signal,
             duration_ms=result.duration_ms,
-            stdout_bytes=len(result.stdout),
-            stderr_bytes=len(result.stderr),
+            stdout_bytes=len(result.stdout.encode("utf-8", "replace")),
+            stderr_bytes=len(result.stderr.encode("utf-8", "replace")),
             dropped_bytes=result.dropped_bytes,
             state_lost=result.state_lost,
         )
@@ -263,10 +268,13 @@ class Sessions:
                 live = session.live
                 if live is None or session.is_busy:
                     continue
-                if time.monotonic() - session.used_at >= self._idle_seconds:
-                    await session.rest("idle")
-                elif time.time() - live.started_at >= self._lifetime_seconds:
-                    await session.rest("lifetime")
+                try:
+                    if time.monotonic() - session.used_at >= self._idle_seconds:
+                        await session.rest("idle")
+                    elif time.time() - live.started_at >= self._lifetime_seconds:
+                        await session.rest("lifetime")
+                except HutchError:
+                    continue  # it ended; that its record cannot be kept is told to whoever uses it next
 
 
 def _require_same(record: Record, request: Mapping[str, Any]) -> None:
@@ -280,9 +288,10 @@ def _require_same(record: Record, request: Mapping[str, Any]) -> None:
             hint=f"use -e {record.environment}, or another session",
         )
     for key, value in request.items():
-        if key not in _PER_RUN and key != "environment" and record.request.get(key) != value:
+        if key not in PER_RUN and key != "environment" and record.request.get(key) != value:
+            has = f"{key} = {record.request[key]!r}" if key in record.request else f"the usual {key}"
             raise SessionError(
-                f"session {name} was created with {key} = {record.request.get(key)!r}, not {value!r}",
+                f"session {name} was created with {has}, not {value!r}",
                 code="session.request",
                 hint=f"leave {key} out, or use another session",
             )

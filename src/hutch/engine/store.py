@@ -45,7 +45,8 @@ class Store:
     def __init__(self, directory: str) -> None:
         # Without links, because nothing is mounted through one.
         self.directory = HostPath(f"{os.path.realpath(directory)}/sessions")
-        self.repair()
+        self.repaired = self.repair()
+        """What the dead had left unfinished."""
 
     def path(self, session_id: str, *parts: str) -> HostPath:
         """Where a session, or something of it, lies."""

@@ -253,9 +253,10 @@ class Driver:
             failure = error
         # Not where it was caught: what else goes wrong would be shown as its consequence.
         code = 0 if failure is None else self._report(failure, parts)
+        was_interrupted = isinstance(failure, KeyboardInterrupt)
         del failure
         if is_once:
-            code = self._end_script(code)
+            code = self._end_script(code, was_interrupted=was_interrupted)
         for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
             try:
                 getattr(sys, name).flush()
@@ -379,15 +380,18 @@ class Driver:
             show_error(type(error), error, trace)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
-    def _end_script(self, code: int) -> int:
+    def _end_script(self, code: int, *, was_interrupted: bool) -> int:
         """Do what others can see of the interpreter's own end, and return the exit code."""
         try:
-            if "threading" in sys.modules and code != 130:  # threads may not know that they should end
+            if "threading" in sys.modules and not was_interrupted:  # which the threads may not have noticed
                 sys.modules["threading"]._shutdown()
+        except BaseException as error:  # noqa: BLE001  # as in the code itself
+            code = self._report(error, [])
+        try:
             if "atexit" in sys.modules:
                 sys.modules["atexit"]._run_exitfuncs()
-        except BaseException as error:  # noqa: BLE001
-            code = self._report(error, [])
+        except Exception:  # noqa: BLE001  # it has been shown
+            pass
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             setattr(sys, name, None)
         if not count_threads():  # a daemon thread would stumble over what is missing

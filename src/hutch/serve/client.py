@@ -1,10 +1,5 @@
 """The way to the daemon of one user and one data directory: finding it, starting it, asking it.
 
-    <data>/run/daemon.lock    held while somebody starts a daemon
-    <data>/run/daemon.pid     held by the daemon for as long as it lives
-    <data>/run/address        a link to the directory of the socket, where that is another one
-    DIRECTORY/daemon.sock     $XDG_RUNTIME_DIR/hutch-*, else <data>/run, else, where that is too long, /tmp/hutch-*
-
 Both sides check who the other is: the kernel tells the uid, and the first line tells version, code and data directory.
 After that a connection carries one request, and one JSON value a line in both directions. `_socket` and not `socket`:
 the latter imports more than this whole module needs.
@@ -13,19 +8,27 @@ the latter imports more than this whole module needs.
 from __future__ import annotations
 
 import _socket
-import binascii
 import fcntl
 import json
 import os
 import select
-import stat
 import sys
 import time
 
 from .. import __version__, errors, process
 from ..config import cache_directory, data_directory
 from ..errors import GoneError, HostError, HutchError, SandboxError, SpecError
-from ..model import HostPath
+from .place import (
+    SOCKET,
+    code_identity,
+    home_directory,
+    is_private,
+    log_path,
+    open_log,
+    open_own,
+    require_private,
+    socket_directory,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,16 +37,12 @@ if TYPE_CHECKING:
 
     OnOutput = Callable[[int, bytes], object]
 
-SOCKET = "daemon.sock"
 LINE_BYTES = 128 * 1024 * 1024
 """Of one message: the longest code and the longest input fit."""
-LOG_BYTES = 1024 * 1024
 STREAMS = ("stdout", "stderr")
 
 _HELLO_SECONDS = 10.0
 _START_SECONDS = 30.0
-_PATH_BYTES = 107
-"""What a socket's path may have, without the NUL at its end: unix(7)."""
 _READ_BYTES = 256 * 1024
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "SSL_CERT_FILE")
 _PREFIXES = ("HUTCH_", "XDG_", "NIXOSANDBOX_")
@@ -51,82 +50,6 @@ _BOOT = (
     "import sys; ready, directory, *sys.path[:] = sys.argv[1:]; "
     "from hutch.serve.daemon import main; main(int(ready), directory)"
 )
-
-
-# ---- places ---------------------------------------------------------------------------------------------------------
-
-
-def home_directory() -> HostPath:
-    """Where locks lie, whatever a caller's variables say about sockets."""
-    return HostPath(f"{os.path.realpath(data_directory())}/run")
-
-
-def socket_directory() -> HostPath:
-    """Where a daemon that is started now has its socket."""
-    home = home_directory()
-    name = f"{binascii.crc32(os.fsencode(home)):08x}"
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    chosen = f"{runtime}/hutch-{name}" if os.path.isabs(runtime) and _is_private(runtime) else home
-    if len(os.fsencode(f"{chosen}/{SOCKET}")) > _PATH_BYTES:
-        chosen = f"/tmp/hutch-{os.geteuid()}-{name}"
-    return HostPath(chosen)
-
-
-def log_path() -> HostPath:
-    """What the daemon writes when something goes wrong."""
-    return HostPath(f"{os.path.realpath(data_directory())}/daemon.log")
-
-
-def _is_private(path: str) -> bool:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def require_private(path: str) -> None:
-    """Make a directory that is ours alone, or see that it is.
-
-    Raises:
-        HostError: it is somebody else's, others can enter it, or it cannot be made.
-    """
-    try:
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise HostError(
-            f"{path} cannot be made ({error.strerror})",
-            code="host.runtime",
-            hint="set HUTCH_DATA_DIR to a directory of your own",
-        ) from error
-    if not _is_private(path):
-        raise HostError(
-            f"{path} is not a directory that only you can enter",
-            code="host.runtime",
-            hint=f"look at it with ls -ld, then: rm -r {process.quote(path)}",
-        )
-
-
-def code_identity() -> str:
-    """What changes when the code does: where it lies, and the times and sizes of its files."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    count = times = sizes = 0
-    pending = [package]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name != "__pycache__":
-                        pending.append(entry.path)
-                    continue
-                found = entry.stat()
-                count += 1
-                times += found.st_mtime_ns
-                sizes += found.st_size
-    return f"{package}:{count}:{times:x}:{sizes:x}"
 
 
 # ---- a connection ---------------------------------------------------------------------------------------------------
@@ -162,7 +85,7 @@ class Connection:
 
         Raises:
             TimeoutError: it did not come in time.
-            SandboxError: what came is no message.
+            HostError: what came is no message.
         """
         self._socket.settimeout(seconds)
         searched = 0
@@ -179,7 +102,10 @@ class Connection:
                 raise _not_ours()
         line = bytes(self._received[:end])
         del self._received[: end + 1]
-        return parse_message(line)
+        try:
+            return parse_message(line)
+        except SpecError as error:
+            raise _not_ours() from error
 
     def finish(self, on_output: OnOutput | None = None) -> Any:
         """Wait for the result; output is handed over as it comes.
@@ -189,12 +115,7 @@ class Connection:
             GoneError: it ended meanwhile.
         """
         while True:
-            try:
-                message = self.receive()
-            except HutchError as error:
-                if error.code == "spec.message":
-                    raise _not_ours() from error
-                raise
+            message = self.receive()
             if message is None:
                 raise GoneError(
                     "the daemon that keeps sandboxes ended meanwhile",
@@ -335,7 +256,7 @@ def connect() -> Connection:
         return connection
     home = home_directory()
     require_private(home)
-    lock = os.open(f"{home}/daemon.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = open_own(f"{home}/daemon.lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = find()  # somebody was faster
@@ -372,7 +293,7 @@ def _directories() -> list[str]:
         places.append(os.readlink(f"{home_directory()}/address"))
     except OSError:
         pass
-    return [place for place in dict.fromkeys(places) if _is_private(place)]
+    return [place for place in dict.fromkeys(places) if is_private(place)]
 
 
 def _connect(directory: str) -> Connection | None:
@@ -447,9 +368,6 @@ def _start() -> None:
             fds=(theirs,),
             variables=_clean_variables(),
         )
-    except OSError as error:
-        os.close(ready)
-        raise _trouble(f"the daemon cannot be started ({error.strerror})") from error
     except BaseException:
         os.close(ready)
         raise
@@ -467,18 +385,7 @@ def _start() -> None:
         raise read_error(parse_message(said))
     child.kill()
     child.wait()
-    raise _trouble("the daemon did not start" + ("" if said is not None else f" in {_START_SECONDS:g} s"))
-
-
-def open_log() -> int:
-    """The log, to be written to; what is in it is put aside when it is long."""
-    path = log_path()
-    try:
-        if os.lstat(path).st_size > LOG_BYTES:
-            os.rename(path, f"{path}.1")
-    except OSError:
-        pass
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    raise _trouble("the daemon did not start")
 
 
 def _read_line(fd: int, deadline: float) -> bytes:
