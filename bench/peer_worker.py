@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ PRINT = "print(1)"
 
 
 class Jupyter:
-    """A kernel, spoken to as a notebook does. It is a plain process: what a live interpreter costs without isolation."""
+    """A kernel, spoken to as a notebook does. It is a plain process: what a live interpreter costs unguarded."""
 
     def __init__(self) -> None:
         self._kept: Any = None
@@ -19,7 +20,7 @@ class Jupyter:
     def _start(self) -> Any:
         from jupyter_client.manager import start_new_kernel
 
-        return start_new_kernel(kernel_name="python3")
+        return start_new_kernel(kernel_name="python3", stderr=subprocess.DEVNULL)
 
     def _run(self, kernel: Any) -> None:
         said: list[str] = []

@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING
 from rows import PEERS, PRINT, Row
 
 if TYPE_CHECKING:
-    from arena import Arena, Identity
+    from arena import Identity
 
 DIRECTORY = Path(os.environ.get("HUTCH_BENCH_PEERS") or Path(__file__).resolve().parent.parent / "build" / "peers")
-INSTALL = "make bench-peers"
+HOW = {
+    "srt": "npm install -g @anthropic-ai/sandbox-runtime",
+    "firejail": "apt install firejail",
+    "crun": "apt install crun",
+    "runc": "apt install runc",
+    "runsc": "apt install runsc",
+    "jupyter": "pip install jupyter_client ipykernel",
+    "llm-sandbox": "pip install llm-sandbox",
+}
 SYSTEM = {"firejail": "firejail", "crun": "crun", "runc": "runc", "runsc": "runsc", "rg": "ripgrep", "socat": "socat"}
 """command: Debian package. rg and socat are srt's."""
 LIBRARIES = ("jupyter_client", "ipykernel", "llm-sandbox")
@@ -38,13 +46,13 @@ ROWS = [
 ]
 
 
-def commands(arena: Arena, who: Identity) -> tuple[dict[str, list[str]], dict[str, str]]:
+def commands(who: Identity) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Command lines of those that are one, by row; and for those that are missing, how to get them."""
     table: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
     python = ["/usr/bin/python3", "-c", PRINT]
-    state = str(_bundle(arena, who) / "state")
-    bundle = str(_bundle(arena, who))
+    bundle = str(_make_bundle(who))
+    state = f"{bundle}/state"
     words = {
         "srt": ["-c", f"{python[0]} -c '{PRINT}'"],
         "firejail": ["--quiet", "--noprofile", "--net=none", *python],
@@ -55,10 +63,15 @@ def commands(arena: Arena, who: Identity) -> tuple[dict[str, list[str]], dict[st
     for name, arguments in words.items():
         program = _find(name)
         if program is None:
-            missing[name] = INSTALL
+            missing[name] = how(name)
         else:
             table[name] = [program, *arguments]
     return table, missing
+
+
+def how(name: str) -> str:
+    """What to say of one that is missing."""
+    return f"not installed: {HOW[name]}, or all of them: make bench-peers"
 
 
 def interpreter() -> str | None:
@@ -74,7 +87,7 @@ def _find(name: str) -> str | None:
     return shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin")
 
 
-def _bundle(arena: Arena, who: Identity) -> Path:
+def _make_bundle(who: Identity) -> Path:
     """A container for crun and runc: /usr of the host, as plain bubblewrap gets it."""
     bundle = who.home / "bundle"
     if bundle.exists():

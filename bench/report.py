@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 NOISY = 4.0
 """Above this, raw's own 95th percentile is so far from its median that the machine was doing something else."""
-WIDTH = 100
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -63,6 +63,8 @@ ROWS = [
     Row("live-blocking", WARM_STARTS, "one more run", LIVE),
     Row("live-session", WARM_STARTS, "one more run, session on disk (async)", LIVE),
     Row("live-session-blocking", WARM_STARTS, "one more run, session on disk", LIVE),
+    Row("live-bash", WARM_STARTS, "one more run, bash (async)"),
+    Row("live-node", WARM_STARTS, "one more run, node (async)"),
     Row("live-exec", WARM_STARTS, "one more /bin/true (async)"),
     Row("live-exec-blocking", WARM_STARTS, "one more /bin/true"),
     Row("live-file", WARM_STARTS, "write and read a file (async)"),

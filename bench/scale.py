@@ -24,6 +24,7 @@ from report import Times, progress
 SIZES = [int(word) for word in os.environ.get("HUTCH_BENCH_SESSIONS", "10,100,500").split(",")]
 RUNS = int(os.environ.get("HUTCH_BENCH_RUNS", "1000"))
 VISITS, BATCH = 200, 10
+REST_SECONDS = 3.0
 SLACK_KB = 2048
 """What Python's own memory may grow by, which it never gives back exactly."""
 
@@ -36,7 +37,9 @@ def main() -> int:
             with Worker(arena, who, "worker.py") as worker:
                 facts = worker.ask("hello")
                 worker.ask("commands", table=rows.commands(arena, who))
-                report.heading(f"{who.title}: live at once (of {facts['descriptors'][1]} descriptors a process may have)")
+                report.heading(
+                    f"{who.title}: live at once (of {facts['descriptors'][1]} descriptors a process may have)"
+                )
                 before, live, after = live_at_once(worker, who)
                 grew += show_growth(who, f"{max(SIZES)} sandboxes that lived", before, after)
             with Worker(arena, who, "worker.py") as worker:
@@ -52,7 +55,9 @@ def main() -> int:
                 gap = worker.ask("gap", count=100)
                 flood = worker.ask("output", megabytes=100)
             report.heading(f"{who.title}: at once")
-            report.say(f"100 sandboxes answered after {gap['wall_ms']:.0f} ms; longest gap of the loop {gap['max_ms']:.0f} ms")
+            report.say(
+                f"100 sandboxes answered after {gap['wall_ms']:.0f} ms; longest gap of the loop {gap['max_ms']:.0f} ms"
+            )
             report.say(
                 f"100 MB of output in {flood['wall_ms']:.0f} ms, {flood['cpu_ms']:.0f} ms of CPU, "
                 f"memory grew by {flood['growth_mb']:.2f} MB"
@@ -77,7 +82,7 @@ def live_at_once(worker: Worker, who: Identity) -> tuple[dict[str, int], list[di
     print(f"    {'':<12}{'memory of each, MB':^36}{'run in any of them':^28}")
     print(
         f"    {'sandboxes':>10}{'processes':>12}{'kernel':>9}{'our own':>9}{'descriptors':>13}"
-        f"{'ms':>8}{'p95':>8}{'of raw':>9}{'started':>10}"
+        f"{'ms':>8}{'p95':>8}{'of raw':>9}{'CPU, idle':>12}{'started':>10}"
     )
     chance = random.Random(1)
     stages = []
@@ -92,6 +97,7 @@ def live_at_once(worker: Worker, who: Identity) -> tuple[dict[str, int], list[di
             times += worker.ask("visit", numbers=[chance.randrange(size) for _ in range(BATCH)])["times"]
             raw.append(worker.ask("time", row=rows.RAW)["seconds"])
         run = Times(times)
+        idle = worker.ask("rest", seconds=REST_SECONDS)
         stage = {
             "sandboxes": size,
             "processes_mb": own / size / 1e6,
@@ -101,6 +107,8 @@ def live_at_once(worker: Worker, who: Identity) -> tuple[dict[str, int], list[di
             "run_ms": run.median * 1000,
             "run_p95_ms": run.p95 * 1000,
             "ratio": run.median / Times(raw).median,
+            "idle_cpu_percent": idle["cpu_percent"],
+            "idle_gap_ms": idle["max_ms"],
             "started_seconds": grown["seconds"],
         }
         stages.append(stage)
@@ -108,6 +116,7 @@ def live_at_once(worker: Worker, who: Identity) -> tuple[dict[str, int], list[di
         print(
             f"    {size:>10}{stage['processes_mb']:>12.2f}{stage['kernel_mb']:>9.2f}{stage['host_mb']:>9.3f}"
             f"{stage['descriptors']:>13}{stage['run_ms']:>8.2f}{stage['run_p95_ms']:>8.2f}{stage['ratio']:>9.3f}"
+            f"{stage['idle_cpu_percent']:>10.1f} %"
             f"{stage['started_seconds']:>8.1f} s",
             flush=True,
         )

@@ -1,8 +1,8 @@
-"""make soak: many runs and sessions, and kill -9 for random parts of them at random moments. Then a look at what is left.
+"""make soak: many runs and sessions, with kill -9 for random parts of them, and then a look at what is left.
 
-Host programs use hutch (soak_worker.py) and are killed, and so are wardens, bubblewrap, pid 1 of sandboxes and what runs
-in them; `hutch run` is killed as well. Afterwards there must be no process, mount, cgroup or file but the sessions, and
-every write that hutch said was done must be there.
+Host programs use hutch (soak_worker.py) and are killed at random moments, and so are wardens, bubblewrap, pid 1 of
+sandboxes and what runs in them; `hutch run` is killed as well. Afterwards there must be no process, mount, cgroup or
+file but the sessions, and every write that hutch said was done must be there.
 
     HUTCH_SOAK_RUNS=N    how many runs (10000)
     HUTCH_SOAK_SEED=N    chance (1)
@@ -85,7 +85,9 @@ class Ledger:
                 continue
             token = content[:16]
             if token not in tokens or content != token * (len(content) // 16):
-                lost.append(f"{session}/{path}: holds {content[:40]!r}, {len(content)} bytes, not one of {sorted(tokens)}")
+                lost.append(
+                    f"{session}/{path}: holds {content[:40]!r}, {len(content)} bytes, not one of {sorted(tokens)}"
+                )
         for session, tokens in self.lines.items():
             try:
                 lines = set((directory / session / "workspace" / "log").read_text().split("\n"))

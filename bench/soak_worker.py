@@ -56,7 +56,7 @@ class Visitor:
                 how = error.code
             except asyncio.CancelledError:
                 raise
-            except BaseException:
+            except BaseException:  # noqa: BLE001  # whatever it is, it must not be
                 tell("bug", text=traceback.format_exc()[-3000:])
                 how = "bug"
             tell("did", work=work, how=how)
@@ -134,6 +134,7 @@ class Visitor:
         await box.destroy()
         tell("destroyed", session=box.id)
         return "ok"
+
 
 def expect(result: hutch.Result, token: str) -> str:
     """What came of it; a result that is called good must be."""

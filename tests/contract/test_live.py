@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import threading
 import time
 
@@ -23,7 +24,9 @@ def test_words_arrive_as_they_were_given(caller: Caller) -> None:
     def claim() -> object:
         words = ["a b", "", "*", "$HOME", "-n", "ü\n", "\udcff"]
         with Sandbox() as box:
-            return box.exec(["python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *words]).stdout == f"{words!a}\n"
+            return (
+                box.exec(["python3", "-c", "import sys; print(ascii(sys.argv[1:]))", *words]).stdout == f"{words!a}\n"
+            )
 
     assert caller(claim)
 
@@ -113,7 +116,9 @@ def test_what_cannot_be_a_command_is_refused(caller: Caller, argv: object) -> No
     assert (kind, code) == ("SpecError", "spec.command")
 
 
-@pytest.mark.parametrize("options", [{"cwd": "a\0b"}, {"env": {"A": "a\0b"}}, {"env": {"A=B": ""}}, {"stdin": "\ud800"}])
+@pytest.mark.parametrize(
+    "options", [{"cwd": "a\0b"}, {"env": {"A": "a\0b"}}, {"env": {"A=B": ""}}, {"stdin": "\ud800"}]
+)
 def test_what_cannot_be_an_option_is_refused(caller: Caller, options: dict[str, object]) -> None:
     def claim(options: dict[str, object]) -> object:
         with Sandbox() as box:
@@ -197,7 +202,14 @@ def test_much_output_is_kept_at_both_ends(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox(keep_kb=2) as box:
             result = box.exec(["seq", "100000"])
-            return result.ok, result.truncated, len(result.stdout), result.dropped_bytes, result.stdout[:4], result.stdout[-7:]
+            return (
+                result.ok,
+                result.truncated,
+                len(result.stdout),
+                result.dropped_bytes,
+                result.stdout[:4],
+                result.stdout[-7:],
+            )
 
     ok, truncated, size, dropped, head, tail = caller(claim)
     assert ok
@@ -222,7 +234,8 @@ def test_what_commands_printed_is_not_kept_when_they_are_over(caller: Caller) ->
 
     def claim() -> object:
         def memory() -> int:
-            return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * 4096
 
         with Sandbox() as box:
             argv = ["head", "-c", "1000000", "/dev/zero"]
@@ -232,8 +245,6 @@ def test_what_commands_printed_is_not_kept_when_they_are_over(caller: Caller) ->
             for _ in range(60):
                 box.exec(argv)
             return memory() - before
-
-    from pathlib import Path
 
     assert caller(claim) < 20_000_000
 
@@ -248,14 +259,17 @@ def test_a_conversation(caller: Caller) -> None:
             process = box.spawn(["python3", "-uc", "while True: print(eval(input()))"])
             for question in ("1 + 1", "'x' * 3"):
                 process.write(f"{question}\n")
+                line = ""
                 for output in process:
-                    heard.append((output.stream, output.text))
-                    break
+                    line += output.text
+                    if line.endswith("\n"):
+                        break
+                heard.append(line)
             process.close_stdin()
             result = process.wait()
             return heard, result.exit_code, "EOFError" in result.stderr
 
-    assert caller(claim) == ([("stdout", "2\n"), ("stdout", "xxx\n")], 1, True)
+    assert caller(claim) == (["2\n", "xxx\n"], 1, True)
 
 
 def test_output_is_read_to_its_end_and_then_has_one(caller: Caller) -> None:
@@ -354,7 +368,11 @@ def test_a_background_program_that_floods_a_terminal_stops_nobody(caller: Caller
             started = time.monotonic()
             process = box.spawn(["bash", "-c", "trap '' HUP; yes & sleep 0.2"], terminal=(24, 80))
             result = process.wait()
-            return outcome(result) in ("ok", "output"), time.monotonic() - started < 20, box.exec(["echo", "next"]).stdout
+            return (
+                outcome(result) in ("ok", "output"),
+                time.monotonic() - started < 20,
+                box.exec(["echo", "next"]).stdout,
+            )
 
     assert caller(claim) == (True, True, "next\n")
 
@@ -399,12 +417,16 @@ def test_a_background_process_outlives_its_parent_and_is_listed_and_killed(calle
             started = time.monotonic()
             box.exec(["sh", "-c", "setsid sleep 300 & echo"])
             quick = time.monotonic() - started < 20
-            found = [one for one in box.processes() if one["argv"] == ["sleep", "300"]]
-            killed = box.kill(found[0]["pid"])
-            gone = wait_until(lambda: not [one for one in box.processes() if one["argv"] == ["sleep", "300"]], 5)
-            return quick, len(found), found[0]["pid"] > 1, killed, gone, box.kill(found[0]["pid"])
 
-    assert caller(claim) == (True, 1, True, True, True, False)
+            def sleepers() -> list[int]:
+                return [one["pid"] for one in box.processes() if one["argv"] == ["sleep", "300"]]
+
+            found = wait_until(sleepers)
+            (pid,) = sleepers()
+            killed = box.kill(pid)
+            return quick, found, pid > 1, killed, wait_until(lambda: not sleepers()), box.kill(pid)
+
+    assert caller(claim) == (True, True, True, True, True, False)
 
 
 @pytest.mark.parametrize("pid", [0, 1, -1, 999_999])
@@ -551,7 +573,11 @@ def test_processes_are_limited_and_the_sandbox_is_usable_afterwards(caller: Call
             result = box.run(code)
             first = box.exec(["true"])
             box.run("import subprocess", timeout_seconds=10)
-            return outcome(result) in ("failed", "pids"), first.exit_code in (0, 126), [box.run("print(1)").stdout for _ in range(2)][1]
+            return (
+                outcome(result) in ("failed", "pids"),
+                first.exit_code in (0, 126),
+                [box.run("print(1)").stdout for _ in range(2)][1],
+            )
 
     assert caller(claim) == (True, True, "1\n")
 
@@ -567,7 +593,7 @@ ATTACKS = {
     "close everything": "import os; os.closerange(0, 70000)",
     "close everything and go on": "import os, time; os.closerange(0, 70000)\nwhile True: time.sleep(1)",
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "fork bomb of sessions": "import os\nwhile True:\n    try:\n        if os.fork() == 0: os.setsid()\n    except OSError: pass",
+    "fork bomb of sessions": "import os\nwhile 1:\n    try: os.fork() == 0 and os.setsid()\n    except OSError: pass",
     "fill the runs": "open('/run/hutch/runs/x', 'wb').write(bytes(1 << 30))",
     "remove the runs": "import shutil; shutil.rmtree('/run/hutch/runs', ignore_errors=True); print('x' * 9)",
     "fill everything": "import os\nfor d in ('/tmp', '/workspace', '/home/sandbox', '/dev/shm', '/run/hutch/runs'):\n"
@@ -576,7 +602,6 @@ ATTACKS = {
     "ignore everything": "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
     "    except (OSError, ValueError): pass\nwhile True: pass",
     "exhaust descriptors": "import os\nwhile True: os.dup(0)",
-    "limit itself": "import resource\nfor n in range(16):\n    try: resource.setrlimit(n, (0, 0))\n    except (ValueError, OSError): pass",
 }
 
 
@@ -618,17 +643,12 @@ def test_whoever_stops_every_new_process_does_not_stop_the_clock(caller: Caller,
 
     def claim(how: str, code: str) -> object:
         with Sandbox() as box:
-            with contextlib.suppress(hutch.HutchError):
-                box.exec(["python3", "-c", code], timeout_seconds=2)
+            box.exec(["python3", "-c", code], timeout_seconds=2)
             started = time.monotonic()
-            with contextlib.suppress(hutch.HutchError):
-                if how == "run":
-                    box.run("1", timeout_seconds=1)
-                else:
-                    box.exec(["true"], timeout_seconds=1)
+            for _ in range(2):
+                result = box.run("1", timeout_seconds=1) if how == "run" else box.exec(["true"], timeout_seconds=1)
+                assert outcome(result) in ("ok", "timeout", "failed"), result
             return time.monotonic() - started
-
-    import hutch
 
     assert caller(claim, how, STOPPER) < 25
 
@@ -694,9 +714,13 @@ def test_whoever_waits_while_the_sandbox_is_closed_is_told(caller: Caller, what:
 
 def test_a_network_is_there_for_commands_as_well(caller: Caller) -> None:
     need("slirp4netns", "tun")
+    if not caller.hutch.is_root and not os.stat("/dev/net/tun").st_mode & stat.S_IWOTH:
+        pytest.skip("/dev/net/tun is closed to ordinary users: chmod 666 /dev/net/tun")
 
     def claim() -> object:
         with Sandbox("shell", network="full") as box:
-            return box.exec(["sh", "-c", "ls /sys/class/net; cat /etc/resolv.conf"]).stdout
+            return box.exec(["sh", "-c", "cut -d: -f1 /proc/net/dev; cat /etc/resolv.conf"]).stdout
 
-    assert caller(claim) == "lo\ntap0\nnameserver 10.0.2.3\n"
+    said = caller(claim)
+    assert "tap0" in said
+    assert said.endswith("nameserver 10.0.2.3\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hutch import blocking, sandbox
+from hutch.engine import agent as agent_module
 from hutch.engine import engine, session
 from hutch.engine.admission import Admission
 from hutch.engine.agent import Agent, Answer
@@ -102,8 +104,8 @@ class Around:
     async def _never(self, *_words: Any, **_options: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    def on_end(self, _callback: Any) -> None:
-        return
+    def on_end(self, _callback: Any) -> Any:
+        return lambda: None
 
     def result(self, *_words: Any, **_options: Any) -> Result:
         return Result(outcome=Outcome.FAILED, exit_code=1)
@@ -127,6 +129,36 @@ async def end_before_it_is_ready(_scene: Any) -> None:
     finally:
         process._pipes.close()
         process._task.cancel()
+
+
+async def find_no_room(_scene: Any) -> None:
+    around: Any = Around()
+
+    async def refuse(*_words: Any, **_options: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "")
+
+    around.agent.spawn = refuse
+    process = _Process(around, "python", "/usr/bin/python3", lambda _: None)
+    await process._task
+    process.end(None)
+    raise around.faults[0]
+
+
+async def run_out_of_descriptors(scene: Any) -> None:
+    def refuse(*_words: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    around: Any = Around()
+    around.plan = around.plan.replace(interpreters=(("python", "/usr/bin/python3"),))
+    scene.patch.setattr(os, "memfd_create", refuse)
+    Interpreter(around, "python").start()
+
+
+async def say_nothing(scene: Any) -> None:
+    scene.patch.setattr(agent_module, "_SILENCE_SECONDS", 0.01)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        await Agent(ours, lambda _: None).request("kill", 2, 9)
 
 
 async def want_a_missing_interpreter(_scene: Any) -> None:
@@ -181,13 +213,17 @@ ROWS: list[tuple[str, type[HutchError], Provoke, str]] = [
     ("files.path", SpecError, files(lambda files: files.write("full/", "x")), "name a file"),
     ("files.size", SpecError, files(lambda files: files.read("full/file", max_bytes=1)), "download"),
     ("files.refused", SpecError, files(lambda files: files.move("full/file", "full/file/x")), "files.stat()"),
+    ("files.text", SpecError, files(lambda files: files.write("file", "\ud800")), "bytes"),
     ("files.host", SpecError, files(lambda files: files.upload("/nonexistent/x", "y")), "exists"),
     ("host.busy", HostError, awaits(crowd), "HUTCH_MAX_WAITING"),
     ("host.memory", HostError, awaits(lambda _: Admission(memory_bytes=MIB).enter(2 * MIB)), "HUTCH_MEMORY_BUDGET_MB"),
+    ("host.refused", HostError, awaits(run_out_of_descriptors), "ulimit -n"),
     ("host.interpreter", HostError, awaits(want_a_missing_interpreter), "has node"),
     ("protocol.agent", ProtocolError, awaits(lie_as_agent), "fresh sandbox"),
     ("protocol.interpreter", ProtocolError, awaits(lie_as_interpreter), "fresh one"),
     ("start.interpreter", StartError, awaits(end_before_it_is_ready), "--version"),
+    ("start.full", StartError, awaits(find_no_room), "pids"),
+    ("sandbox.silent", GoneError, awaits(say_nothing), "start a new one"),
     ("sandbox.gone", GoneError, awaits(ask_the_gone), "start a new one"),
     ("sandbox.closed", GoneError, use_after_close, "make a new one"),
     ("sandbox.forked", GoneError, use_after_fork, "each process"),
@@ -205,6 +241,7 @@ ROWS: list[tuple[str, type[HutchError], Provoke, str]] = [
         lambda _: sandbox.make_command(Limits(), "ls", None, ".", b"", None, None),
         '["sh", "-c"',
     ),
+    ("spec.text", SpecError, lambda _: sandbox.make_run(Limits(), "\ud800", b"", None, echo=False), "encoded"),
     ("spec.pool-size", SpecError, lambda _: sandbox.AsyncPool(size=-1), "size=8"),
     ("spec.running", SpecError, lambda _: sandbox.AsyncSandbox().stream("1").result, "to the end"),
     ("spec.started", SpecError, lambda _: sandbox.AsyncSandbox()._require_box(), "with block"),

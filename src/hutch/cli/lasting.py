@@ -20,10 +20,12 @@ from . import print_json, run
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
-    from typing import Any, Self
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from typing import Any, Self, TypeVar
 
     from ..serve.client import OnOutput
+
+    T = TypeVar("T")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -128,7 +130,11 @@ class Ran(Value):
 
 
 class Interrupts:
-    """Ctrl-C while something runs: the first ends it, with its state kept; the second gives it up."""
+    """Ctrl-C while something runs: the first ends it, with its state kept; the second gives it up.
+
+    A signal that comes just before a system call that waits would be noticed only after it. So whoever waits here
+    waits for a pipe as well, into which the interpreter writes when a signal comes.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -136,11 +142,16 @@ class Interrupts:
         """What ends it."""
 
     def __enter__(self) -> Self:
+        self.fd, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before = signal.signal(signal.SIGINT, self._hear)
+        self._woken_before = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        signal.set_wakeup_fd(self._woken_before)
         signal.signal(signal.SIGINT, self._before)
+        os.close(self.fd)
+        os.close(self._wakes)
 
     def _hear(self, _number: int, _frame: object) -> None:
         self.count += 1
@@ -150,6 +161,18 @@ class Interrupts:
             self.act()
         except OSError:
             raise KeyboardInterrupt from None
+
+    def wake(self) -> None:
+        """From another thread: there is something to look at."""
+        try:
+            os.write(self._wakes, b"!")
+        except OSError:
+            pass  # it is full, and so will be noticed; or nobody waits any more
+
+    def wait(self) -> None:
+        """Wait for a signal, or to be woken."""
+        select.select([self.fd], [], [])
+        os.read(self.fd, 4096)
 
 
 class Place:
@@ -182,7 +205,8 @@ class _Session(Place):
         self._common = {"session": word, "given": given, "create": create}
 
     def start(self) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = self.ask({"op": "open", **self._common}, Interrupts(), None)
+        with Interrupts() as interrupts:
+            told: Mapping[str, Any] = self.ask({"op": "open", **self._common}, interrupts, None)
         return told
 
     def run(self, code: str, stdin: bytes, interrupts: Interrupts, on_output: OnOutput | None) -> Ran:
@@ -227,7 +251,7 @@ class Distant(_Session):
                 pass  # why, or that nobody is there, is what comes back
             interrupts.act = lambda: connection.send({"op": "interrupt"})
             try:
-                return connection.finish(on_output)
+                return connection.finish(on_output, interrupts.fd)
             except HutchError as error:
                 if error.code == "sandbox.interrupted":
                     raise KeyboardInterrupt from error
@@ -236,84 +260,126 @@ class Distant(_Session):
                 interrupts.act = None
 
 
+class _Thread:
+    """The thread of the event loop in which sandboxes of this process live."""
+
+    def __init__(self) -> None:
+        from ..blocking import _Portal
+
+        self._portal = _Portal.current()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have something done there."""
+        return self._portal.call(work)
+
+    def attend(
+        self,
+        start: Callable[[OnOutput], Coroutine[Any, Any, T]],
+        interrupt: Callable[[], Awaitable[bool]],
+        interrupts: Interrupts,
+        on_output: OnOutput | None,
+    ) -> T:
+        """Have something done there, and see to its output, and to Ctrl-C, here."""
+        import asyncio
+        from collections import deque
+
+        from ..blocking import end
+
+        outputs: deque[tuple[int, bytes]] = deque()
+
+        def listen(index: int, chunk: bytes) -> None:
+            outputs.append((index, chunk))
+            interrupts.wake()
+
+        async def act() -> None:
+            if not await interrupt():
+                future.cancel()
+
+        interrupts.act = lambda: self._portal.submit(act())
+        future = self._portal.submit(start(listen))
+        future.add_done_callback(lambda _: interrupts.wake())
+        try:
+            while outputs or not future.done():
+                while outputs:
+                    index, chunk = outputs.popleft()
+                    if on_output is not None:
+                        on_output(index, chunk)
+                if not future.done():
+                    interrupts.wait()
+            return future.result()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            interrupts.act = None
+            end(future)
+
+
 class Near(_Session):
     """A session in this process."""
 
     def __init__(self, word: str, given: Mapping[str, Any], create: Mapping[str, Any]) -> None:
         super().__init__(word, given, create)
-        from ..blocking import _Portal
         from ..serve.operations import Operations
 
         async def make() -> Operations:
             return Operations()
 
-        self._portal = _Portal.current()
-        self._operations = self._portal.call(make())
+        self._thread = _Thread()
+        self._operations = self._thread.call(make())
 
     def ask(self, message: Mapping[str, Any], interrupts: Interrupts, on_output: OnOutput | None) -> Any:
-        import asyncio
-
         from ..serve.operations import Job
 
-        job = Job(on_output or (lambda _index, _chunk: None))
-        tasks: list[asyncio.Task[Any]] = []
+        jobs: list[Job] = []
 
-        async def work() -> Any:
-            tasks.append(asyncio.get_running_loop().create_task(self._operations.do(message, job)))
-            return await tasks[0]
+        def start(listen: OnOutput) -> Coroutine[Any, Any, Any]:
+            jobs.append(Job(listen))
+            return self._operations.do(message, jobs[0])
 
-        async def interrupt() -> None:
-            if job.interrupt is None or not await job.interrupt():
-                for task in tasks:
-                    task.cancel()
+        async def interrupt() -> bool:
+            return jobs[0].interrupt is not None and await jobs[0].interrupt()
 
-        def act() -> None:
-            self._portal.soon(lambda: tasks.append(asyncio.get_running_loop().create_task(interrupt())))
-
-        interrupts.act = act
-        try:
-            return self._portal.call(work())
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-        finally:
-            interrupts.act = None
+        return self._thread.attend(start, interrupt, interrupts, on_output)
 
     def close(self) -> None:
-        self._portal.call(self._operations.close())
+        self._thread.call(self._operations.close())
 
 
 class Fresh(Place):
     """A sandbox of its own, in this process, that keeps nothing."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        from ..blocking import Sandbox
+        from ..sandbox import AsyncSandbox
 
-        self._box = Sandbox(**request)
         self._spec = parse(request)
+        self._thread = _Thread()
+        self._box = AsyncSandbox(**request)
 
     def start(self) -> Mapping[str, Any]:
-        self._box.start()
+        self._thread.call(self._box.start())
         environment = self._spec.environment
         return {"environment": environment.name, "interpreter": environment.interpreter}
 
     def evaluate(self, code: str, interrupts: Interrupts, on_output: OnOutput) -> Ran:
-        interrupts.act = self._box.interrupt
-        try:
-            result = self._box.run(
+        def start(listen: OnOutput) -> Coroutine[Any, Any, Result]:
+            return self._box.run(
                 code,
                 echo=True,
-                on_stdout=lambda text: on_output(0, text.encode()),
-                on_stderr=lambda text: on_output(1, text.encode()),
+                on_stdout=lambda text: listen(0, text.encode()),
+                on_stderr=lambda text: listen(1, text.encode()),
             )
-        finally:
-            interrupts.act = None
+
+        result = self._thread.attend(start, self._box.interrupt, interrupts, on_output)
         return Ran(result=result, limits=self._spec.policy.limits)
 
     def execute(self, argv: list[str], stdin: bytes, interrupts: Interrupts) -> Result:
-        return self._box.exec(argv, stdin=stdin)
+        async def never() -> bool:
+            return False
+
+        return self._thread.attend(lambda _: self._box.exec(argv, stdin=stdin), never, interrupts, None)
 
     def close(self) -> None:
-        self._box.close()
+        self._thread.call(self._box.close())
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def refused(error: OSError) -> HostError:
     is_files = error.errno in (errno.EMFILE, errno.ENFILE)
     return HostError(
         f"this machine refused what a sandbox needs ({error.strerror})",
-        code="host.files" if is_files else "host.refused",
+        code="host.refused",
         details=str(error),
         hint="raise the limit of open files: ulimit -n 65536" if is_files else "hutch doctor shows what is missing",
     )

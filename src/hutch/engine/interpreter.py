@@ -32,6 +32,7 @@ _GRACE_SECONDS = 1.0
 """What an interpreter has, once interrupted, to come back with its state."""
 _PATIENCE_SECONDS = 5.0
 """What it has to be gone once it was killed. If it is not, the sandbox has to go."""
+_ATTEMPTS = 3
 _LINE_BYTES = 128
 _GUEST = os.path.dirname(jail.DRIVERS["python"][1])
 _ARGUMENTS = {
@@ -116,17 +117,21 @@ class Interpreter:
         async with self._turn:
             if self._process is not None:
                 await self._process.recover()
-            self._sandbox.require_alive()
-            self.start()
-            process = self._process
-            assert process is not None
-            lost, self._was_lost = self._was_lost, False
-            self._sandbox.watch()
-            try:
-                result = await process.run(run, listener)
-            finally:
-                self._sandbox.unwatch()
-            return result.replace(state_lost=lost or (not run.once and process.is_gone))
+            for _ in range(_ATTEMPTS):
+                self._sandbox.require_alive()
+                self.start()
+                process = self._process
+                assert process is not None
+                lost, self._was_lost = self._was_lost, False
+                self._sandbox.watch()
+                try:
+                    result = await process.run(run, listener)
+                    return result.replace(state_lost=lost or (not run.once and process.is_gone))
+                except _Unheard:
+                    self._was_lost = lost or process.runs > 1
+                finally:
+                    self._sandbox.unwatch()
+            raise _no_room(self.name, "it was killed each time before it could take the run")
 
     async def interrupt(self) -> bool:
         """End what runs now, as Ctrl-C would. False if nothing does."""
@@ -142,6 +147,10 @@ class Interpreter:
         """Let go of everything on our side; for when the sandbox is over."""
         if self._process is not None:
             self._process.end(None)
+
+
+class _Unheard(Exception):
+    """The process was gone before it read what it was to run."""
 
 
 class _Process:
@@ -166,6 +175,8 @@ class _Process:
         self._giving_up: asyncio.TimerHandle | None = None
         self._recovery: asyncio.Task[None] | None = None
         """Of a run that nobody waits for any more: until it is over, there is no other."""
+        self._lie: ProtocolError | None = None
+        self._is_unheard = False
         self._received = b""
         self._child: Child | None = None
         self._pipes = Pipes()
@@ -248,6 +259,10 @@ class _Process:
                 timer.cancel()
             if self._recovery is None:
                 self._conclude()
+        if self._lie is not None:
+            raise self._lie  # whatever it said of this run, it said too much
+        if self._is_unheard and self._outcome is None and self._sandbox.is_alive and not self.ready.cancelled():
+            raise _Unheard
         if self.is_gone and exit_code is None and signal_name is None:
             self._outcome = self._outcome or self._sandbox.verdict()
         result = self._sandbox.result(
@@ -356,8 +371,10 @@ class _Process:
             data = self._control.recv(4096)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
             data = b""
+            # What the kernel says when the other end is closed and something lies there unread.
+            self._is_unheard = isinstance(error, ConnectionResetError)
         if not data:
             self._loop.remove_reader(self._control.fileno())
             return
@@ -365,14 +382,13 @@ class _Process:
         self._received = lines.pop()
         if len(self._received) > _LINE_BYTES or not all(self._hear(line) for line in lines):
             said = (lines[0] if lines else self._received)[:_LINE_BYTES]
-            self._sandbox.fail(
-                ProtocolError(
-                    "an interpreter sent what it was not asked for; the sandbox was killed",
-                    code="protocol.interpreter",
-                    details=repr(said),
-                    hint="code in this sandbox wrote to a descriptor that is not its own; use a fresh one",
-                )
+            self._lie = ProtocolError(
+                "an interpreter sent what it was not asked for; the sandbox was killed",
+                code="protocol.interpreter",
+                details=repr(said),
+                hint="code in this sandbox wrote to a descriptor that is not its own; use a fresh one",
             )
+            self._sandbox.fail(self._lie)
 
     def _hear(self, line: bytes) -> bool:
         if line == b"ready":
@@ -393,6 +409,10 @@ class _Process:
         """The process is gone: with a wait status, or with the whole sandbox."""
         if self.is_gone:
             return
+        if status is not None:
+            self._read()  # a last word counts
+        if self.is_gone:
+            return  # it was one too many
         self.is_gone = True
         if self._ending is not None and not self._ending.done():
             self._ending.set_result((None, None) if status is None else verdict.read_status(status))
@@ -414,13 +434,17 @@ class _Process:
         self._on_end(self)
 
 
+def _no_room(program: str, why: str) -> StartError:
+    return StartError(
+        f"what runs in the sandbox leaves no room for {program} ({why})",
+        code="start.full",
+        hint="raise pids or memory_mb, or end what runs there: box.kill",
+    )
+
+
 def _explain(argv: list[str], error: OSError) -> HutchError:
-    if error.errno in (errno.EAGAIN, errno.ENOMEM):
-        return StartError(
-            f"there was no room for {argv[0]} beside what runs in the sandbox ({error.strerror})",
-            code="start.full",
-            hint="raise pids or memory_mb",
-        )
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ELIBBAD):
+        return _no_room(argv[0], os.strerror(error.errno or 0))
     return HostError(
         f"{argv[0]} could not be executed in the sandbox ({error.strerror})",
         code="host.program",

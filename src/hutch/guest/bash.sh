@@ -254,22 +254,28 @@ __hutch_interrupt() {
 # What follows is seen by `declare -p`, which also lists the variables of the function that calls it.
 
 __hutch_leave() { # the beginning of the EXIT trap: what is to be kept is written down
-    if [[ $BASHPID != "$$" || $__hutch_phase == leaving ]]; then
+    if [[ $BASHPID != "$$" || $__hutch_phase == [ld]* ]]; then
         builtin exit "$1"
     fi
     local __hutch_before=$__hutch_phase
     __hutch_phase=leaving
-    case $__hutch_before in run | behind | idle) __hutch_status=$1 __hutch_flags=$- ;; esac
     __hutch_options=:$SHELLOPTS:
+    if [[ $__hutch_options == *:posix:* ]]; then
+        __hutch_code+=' exit' # where it is always the builtin
+    fi
+    case $__hutch_before:$1:$__hutch_code in
+    run:[1-9]* | run:0:*exit*) __hutch_status=$1 __hutch_flags=$- ;;
+    run:* | idle:*) __hutch_phase=dying ;; # only a signal ends a shell so, and will when this is over
+    esac
     builtin set +aeux +o posix
     builtin trap -- "$__hutch_on_int" INT
-    if [[ -e /proc/self/fd/$__hutch_kept ]]; then # bash has not left the compound command
-        __hutch_recover
-    fi
     __hutch_code=''
     if [[ $__hutch_before != [is]* && -n ${__hutch_traps[EXIT]+set} ]]; then
         __hutch_code=${__hutch_traps[EXIT]}
         builtin unset '__hutch_traps[EXIT]'
+    fi
+    if [[ $__hutch_phase == dying ]]; then
+        return 0
     fi
     if [[ -n $2 ]]; then
         __hutch_leave_functions
@@ -308,18 +314,14 @@ __hutch_leave_functions() {
     done
 }
 
-__hutch_recover() {
-    local __hutch_n __hutch_moves=''
-    for __hutch_n in 0 1 2 3 4; do # by way of 0, as from others to others close-on-exec is copied
-        __hutch_moves+=" 0>&$((__hutch_kept + __hutch_n)) $((__hutch_base + __hutch_n))>&0"
-    done
-    builtin eval "exec $__hutch_moves"
-}
-
 # After set -e bash does not put right what was redirected: the output of a function that failed may still go to a file.
 
 __hutch_restore_output() {
-    builtin eval "exec 1>&$((__hutch_base + 3)) 2>&$((__hutch_base + 4))"
+    if [[ -e /proc/self/fd/$__hutch_kept ]]; then
+        exec 1>&"$((__hutch_kept + 3))" 2>&"$((__hutch_kept + 4))"
+    else # some errors make bash leave the compound command first
+        exec 1>&"$((__hutch_base + 3))" 2>&"$((__hutch_base + 4))"
+    fi
 }
 
 __hutch_write() {
@@ -373,13 +375,21 @@ __hutch_write() {
 }
 
 __hutch_restart() {
-    if [[ $BASHPID != "$$" ]]; then
-        builtin exit 1
+    if [[ $BASHPID != "$$" || $__hutch_phase == dying ]]; then
+        builtin exit "$__hutch_status"
     fi
+    local __hutch_n
     builtin trap -p >|"$__hutch_runs/traps"
     __hutch_load traps
     __hutch_mode=reset # what is ignored now could never be trapped again
     builtin eval "$__hutch_text"
+    __hutch_text='0</dev/null'
+    if [[ -e /proc/self/fd/$__hutch_kept ]]; then
+        for __hutch_n in 4 3 2 1 0; do # by way of 0, as from others to others close-on-exec is copied
+            __hutch_text="0>&$((__hutch_kept + __hutch_n)) $((__hutch_base + __hutch_n))>&0 $__hutch_text"
+        done
+    fi
+    builtin eval "exec $__hutch_text"
     { builtin eval "exec $((__hutch_base + 5))<."; } 2>/dev/null
     builtin cd -- "$__hutch_runs"
     builtin eval 'exec -c "$__hutch_self" --norc --noprofile bash "$__hutch_file" "$__hutch_runs"' \

@@ -1,0 +1,600 @@
+"use strict";
+// The driver of a persistent Node.js: runs code that arrives on a descriptor, again and again, in one process.
+//
+// Started as `node node.js RUNS`. A session's code is evaluated by V8's own REPL mode, through the inspector of this
+// very thread: `let`, `const` and `class` can be declared anew, and `await` works at the top level. Between runs the
+// event loop goes on, and so do timers, sockets and child processes.
+//
+// A run that is the only one of its process is compiled as the main module, as `node main.js` would, and ends when
+// nothing is left to do.
+
+const fs = require("fs");
+
+const CONTROL = 3;
+const CODE = 4;
+const STDIN = 5;
+const RUNS = process.argv[process.argv.length - 1];
+const HERE = process.cwd();
+const MAIN = `${HERE === "/" ? "" : HERE}/main.js`; // what relative names start from; no such file need exist
+
+let run = null; // the active one
+let session = null; // with the inspector
+let isEvaluating = false; // whether user code of the active run is on the stack
+let stdin = null; // the run's stream, once it was asked for
+const sources = new Map(); // name to code, of the last runs
+
+process.on("SIGINT", interrupted);
+fs.writeSync(CONTROL, "ready\n");
+
+// Everything up to the first run happens while the host does something else. Signals that arrived meanwhile are dealt
+// with before the immediate.
+
+const { inspect } = require("util");
+const Module = require("module");
+const vm = require("vm");
+const main = makeMainModule();
+setUp();
+const first = readHeader();
+setImmediate(begin, first);
+
+// ---- the host -------------------------------------------------------------------------------------------------------
+
+function readHeader() {
+  const buffer = Buffer.alloc(4096);
+  let text = "";
+  while (!text.includes("\n")) {
+    const size = fs.readSync(CONTROL, buffer, 0, buffer.length, null);
+    if (size === 0) process.reallyExit(0); // the host is gone
+    text += buffer.latin1Slice(0, size);
+  }
+  return text;
+}
+
+function listen() {
+  const { Socket } = require("net");
+  let text = "";
+  new Socket({ fd: CONTROL, readable: true, writable: true })
+    .on("data", (data) => {
+      text += data.latin1Slice();
+      if (text.includes("\n")) {
+        const header = text;
+        text = "";
+        begin(header);
+      }
+    })
+    .on("end", () => reallyExit(0))
+    .on("error", () => reallyExit(0));
+}
+
+function answer(token, code) {
+  fs.writeSync(CONTROL, `done ${token} ${code}\n`);
+}
+
+// ---- what user code finds -------------------------------------------------------------------------------------------
+
+const reallyExit = process.reallyExit.bind(process);
+
+function makeMainModule() {
+  const main = new Module(MAIN, null);
+  main.filename = MAIN;
+  main.paths = Module._nodeModulePaths(HERE);
+  delete require.cache[__filename];
+  process.mainModule = main;
+  process.argv.splice(1);
+  return main;
+}
+
+function setUp() {
+  for (const name of ["stdout", "stderr"]) {
+    const { get, enumerable } = Object.getOwnPropertyDescriptor(process, name);
+    let stream = null;
+    const getOnce = () => {
+      if (stream === null) {
+        stream = Reflect.apply(get, process, []);
+        // Writes to a pipe are queued when it is full. Ours are over when they return, so that a run's output is out
+        // when its end is announced, and nothing is lost when the process exits.
+        stream._handle?.setBlocking?.(true);
+      }
+      return stream;
+    };
+    Object.defineProperty(process, name, { configurable: true, enumerable, get: getOnce });
+  }
+  Error.prepareStackTrace = formatStack;
+  process.on("uncaughtException", uncaught);
+}
+
+function define(name, value) {
+  Object.defineProperty(globalThis, name, { configurable: true, writable: true, enumerable: false, value });
+}
+
+function setUpSession() {
+  const { Session } = require("inspector");
+  session = new Session();
+  session.connect();
+  // With a session the inspector would see, and keep, whatever is logged.
+  for (const [name, method] of Object.entries(console)) {
+    const plain = console.Console.prototype[name];
+    if (typeof method === "function" && typeof plain === "function") console[name] = plain.bind(console);
+  }
+
+  const require_ = Module.createRequire(MAIN);
+  require_.main = main;
+  define("require", require_);
+  define("module", main);
+  define("exports", main.exports);
+  define("__filename", MAIN);
+  define("__dirname", HERE);
+  for (const name of Module.builtinModules) {
+    if (/^[a-z]\w*$/.test(name) && !(name in globalThis)) {
+      Object.defineProperty(globalThis, name, {
+        configurable: true,
+        enumerable: false,
+        get: () => {
+          define(name, require(name));
+          return globalThis[name];
+        },
+        set: (value) => define(name, value),
+      });
+    }
+  }
+
+  // V8 has no way to import for code of the inspector; for a module that was loaded it has.
+  const importer = new Module(MAIN, null);
+  importer._compile("module.exports = (name, options) => (options ? import(name, options) : import(name))", MAIN);
+  const import_ = importer.exports;
+  const { pathToFileURL } = require("url");
+  import_.meta = Object.freeze({
+    dirname: HERE,
+    filename: MAIN,
+    url: pathToFileURL(MAIN).href,
+    resolve: (name) => {
+      const found = require_.resolve(name);
+      return Module.builtinModules.includes(found) ? `node:${found}` : String(pathToFileURL(found));
+    },
+  });
+  define(IMPORT, import_);
+
+  process.exit = exit;
+}
+
+function replaceStdin(size) {
+  stdin?.destroy();
+  stdin = null;
+  fs.closeSync(0);
+  fs.openSync(size > 0 ? `/proc/self/fd/${STDIN}` : "/dev/null", "r"); // the lowest number that is free
+  Object.defineProperty(process, "stdin", {
+    configurable: true,
+    enumerable: true,
+    get: () => {
+      stdin ??= Object.assign(new fs.ReadStream(null, { fd: 0, autoClose: false }), { fd: 0 });
+      return stdin;
+    },
+  });
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------------------
+
+function begin(header) {
+  const [, token, number, codeBytes, stdinBytes, , flags] = header.trim().split(" ");
+  const bytes = Buffer.allocUnsafe(Number(codeBytes));
+  for (let at = 0; at < bytes.length; ) {
+    const size = fs.readSync(CODE, bytes, at, bytes.length - at, at);
+    if (size === 0) throw new Error("the code is shorter than announced");
+    at += size;
+  }
+  const code = bytes.utf8Slice();
+  replaceStdin(Number(stdinBytes));
+  process.exitCode = undefined;
+  const has = (flag) => flags.split(",").includes(flag);
+  if (has("once")) {
+    run = { token, file: MAIN, isOnce: true, isSettled: false, isPending: false, exit: undefined };
+    remember(run.file, code);
+    runOnce(code);
+    return;
+  }
+  if (session === null) {
+    listen();
+    setUpSession();
+  }
+  run = { token, file: `${RUNS}/${number}.js`, isOnce: false, isSettled: false, echo: has("echo"), exit: undefined };
+  remember(run.file, code);
+  evaluate(code, run);
+}
+
+function evaluate(code, run) {
+  const expression = `${withImports(code)}\n//# sourceURL=${run.file}`;
+  const options = { expression, replMode: true, awaitPromise: true, objectGroup: run.token };
+  isEvaluating = true;
+  try {
+    guarded(() => session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer)));
+  } catch (error) {
+    if (error?.code !== "ERR_SCRIPT_EXECUTION_INTERRUPTED") throw error;
+    settle(run, 130);
+  } finally {
+    isEvaluating = false;
+  }
+}
+
+function evaluated(run, error, answer) {
+  if (run.isSettled) return;
+  if (error) {
+    // What ends an evaluation without an answer: process.exit(), and an interrupt.
+    settle(run, run.exit ?? 130);
+    return;
+  }
+  const { result, exceptionDetails: details } = answer;
+  const object = details ? details.exception : result;
+  const value = take(object);
+  session.post("Runtime.releaseObjectGroup", { objectGroup: run.token });
+  if (details) {
+    fail(run, value, details);
+  } else if (object.subtype === "promise") {
+    // The last thing that much code does is to call its main function.
+    Promise.prototype.then.call(
+      value,
+      () => complete(run, value),
+      (reason) => fail(run, reason),
+    );
+  } else {
+    complete(run, value);
+  }
+}
+
+function complete(run, value) {
+  if (run.isSettled) return;
+  if (run.echo && value !== undefined) process.stdout.write(`${inspect(value, { showProxy: true })}\n`);
+  // Input that is being read ends soon, as it is a file, and code that waits for its end would print into the next run.
+  if (stdin !== null && !stdin.destroyed && !stdin.readableEnded && (stdin.readableFlowing || stdin.listenerCount("readable"))) {
+    for (const event of ["end", "close", "error"]) stdin.once(event, () => setImmediate(settle, run));
+  } else {
+    settle(run);
+  }
+}
+
+function fail(run, error, details) {
+  if (run.isSettled || error === EXIT) return;
+  report(error, details);
+  settle(run, 1);
+}
+
+// Not at once: what was rejected meanwhile and has no handler is a failure of this run, and is known a moment later.
+function settle(run, code) {
+  if (run.isSettled) return;
+  run.isSettled = true;
+  run.exit ??= code;
+  setImmediate(() => setImmediate(finish, run));
+}
+
+function finish(ended) {
+  const code = Number(ended.exit ?? process.exitCode ?? 0) & 255;
+  process.exitCode = undefined;
+  run = null;
+  answer(ended.token, code);
+}
+
+// Hands over what the inspector only describes.
+function take(object) {
+  if (object.objectId === undefined) {
+    if (object.unserializableValue === undefined) return object.type === "object" ? null : object.value;
+    const text = object.unserializableValue;
+    return text.endsWith("n") ? BigInt(text.slice(0, -1)) : Number(text);
+  }
+  let taken;
+  define(TAKE, (value) => (taken = value));
+  const functionDeclaration = `function () { "use strict"; ${TAKE}(this); }`;
+  session.post("Runtime.callFunctionOn", { objectId: object.objectId, functionDeclaration, silent: true });
+  delete globalThis[TAKE];
+  return taken;
+}
+
+const TAKE = "__hutch_take";
+const GUARD = "__hutch_guard";
+const guard = new vm.Script(`${GUARD}()`, { filename: __filename });
+
+// A loop that never ends can be interrupted while this is on the stack. Not so for code that listens for the signal.
+function guarded(call) {
+  if (process.listenerCount("SIGINT") > 1) {
+    call();
+    return;
+  }
+  define(GUARD, () => {
+    delete globalThis[GUARD];
+    call();
+  });
+  guard.runInThisContext({ breakOnSigint: true });
+}
+
+// ---- the only run ---------------------------------------------------------------------------------------------------
+
+function runOnce(code) {
+  const emit = process.emit;
+  process.emit = function (event, ...rest) {
+    try {
+      return Reflect.apply(emit, this, [event, ...rest]);
+    } finally {
+      if (event === "exit" && this === process) answerOnce(process.exitCode ?? rest[0] ?? 0);
+    }
+  };
+  process.argv[1] = MAIN;
+  try {
+    guarded(() => runMain(code));
+  } catch (error) {
+    if (error?.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED") interrupted();
+    else uncaught(error);
+  }
+}
+
+function runMain(code) {
+  try {
+    require.cache[MAIN] = main;
+    main._compile(code, MAIN, "commonjs");
+    main.loaded = true;
+  } catch (error) {
+    if (!(error instanceof SyntaxError) || isCommonJs(code)) throw error;
+    runModule(code);
+  }
+}
+
+function isCommonJs(code) {
+  try {
+    new vm.Script(Module.wrap(code));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+// What is no script for its `import` or `await` is one for the session's way.
+function runModule(code) {
+  setUpSession();
+  delete process.exit;
+  run.isPending = true;
+  process.on("beforeExit", () => {
+    if (run.isPending) {
+      process.stderr.write("Warning: Detected unsettled top-level await\n");
+      process.exit(13);
+    }
+  });
+  const expression = `${withImports(code)}\n//# sourceURL=${MAIN}`;
+  session.post("Runtime.evaluate", { expression, replMode: true, awaitPromise: true }, (error, answer) => {
+    run.isPending = false;
+    if (!error && answer.exceptionDetails) {
+      report(take(answer.exceptionDetails.exception), answer.exceptionDetails);
+      process.exitCode ??= 1;
+      process.exit();
+    }
+  });
+}
+
+function answerOnce(code) {
+  if (run.isSettled) return;
+  run.isSettled = true;
+  answer(run.token, Number(code) & 255);
+}
+
+// ---- ends -----------------------------------------------------------------------------------------------------------
+
+const EXIT = new Error("process.exit() ends this run");
+EXIT.stack = `Error: ${EXIT.message}`;
+
+function exit(code) {
+  if (code !== undefined) process.exitCode = code;
+  const status = Number(process.exitCode ?? 0) & 255;
+  const listeners = process.rawListeners("exit");
+  process.removeAllListeners("exit"); // they are called once
+  for (const listener of listeners) Reflect.apply(listener, process, [status]);
+  if (run !== null && !run.isSettled) {
+    run.exit = Number(process.exitCode ?? status) & 255;
+    if (isEvaluating) {
+      // Nothing of the code that is on the stack goes on, no `catch` and no `finally`.
+      session.post("Runtime.terminateExecution");
+      for (;;);
+    }
+    settle(run, run.exit);
+  }
+  throw EXIT; // in a callback, Node.js does not survive a termination
+}
+
+function interrupted() {
+  if (run === null || run.isSettled || process.listenerCount("SIGINT") > 1) return;
+  if (run.isOnce) {
+    answerOnce(130);
+    reallyExit(130);
+  }
+  settle(run, 130);
+}
+
+function uncaught(error) {
+  if (error === EXIT || process.listenerCount("uncaughtException") > 1) return;
+  report(error);
+  if (run === null) return;
+  if (run.isOnce) {
+    process.exitCode ??= 1;
+    process.exit();
+  }
+  if (run.isSettled) run.exit ||= 1;
+  settle(run, 1);
+}
+
+// ---- errors ---------------------------------------------------------------------------------------------------------
+
+function remember(name, code) {
+  sources.delete(name);
+  if (code.length < 1 << 18) sources.set(name, code);
+  if (sources.size > 64) sources.delete(sources.keys().next().value);
+}
+
+// As Node.js does: the line, a caret below it, and the stack.
+function report(error, details) {
+  let text;
+  try {
+    text = inspect(error);
+  } catch (failure) {
+    text = `[what was thrown cannot be shown: ${failure?.message}]`;
+  }
+  const isError = error instanceof Error || Object.prototype.toString.call(error) === "[object Error]";
+  if (isError && text === `[${error.stack}]`) text = error.stack; // brackets for want of frames
+  const place = (isError && findPlace(String(error.stack))) || findDetails(error, details);
+  let head = "";
+  if (place !== null) {
+    const line = (sources.get(place.name) ?? "").split("\n", place.line)[place.line - 1];
+    head = `${place.name}:${place.line}\n`;
+    if (line !== undefined && line.length < 1000) {
+      head += `${line}\n${line.slice(0, place.column - 1).replace(/[^\t]/g, " ")}^\n`;
+    }
+    head += isError ? "\n" : "";
+  }
+  process.stderr.write(`${head}${isError ? "" : "Uncaught "}${text}\n`);
+}
+
+function findPlace(stack) {
+  for (const line of stack.split("\n")) {
+    const found = /^ {4}at (?:.* \()?(.*?):(\d+):(\d+)\)?$/.exec(line);
+    if (found !== null && !found[1].startsWith("node:")) {
+      return sources.has(found[1]) ? { name: found[1], line: Number(found[2]), column: Number(found[3]) } : null;
+    }
+  }
+  return null;
+}
+
+function findDetails(error, details) {
+  const isHere = details !== undefined && (error instanceof SyntaxError || details.url === run.file);
+  if (!isHere || run === null) return null;
+  return { name: run.file, line: details.lineNumber + 1, column: details.columnNumber + 1 };
+}
+
+// Errors of Node.js itself carry this symbol, and their code in the first line of the stack.
+const NODES_OWN = (() => {
+  try {
+    Buffer.alloc("");
+  } catch (error) {
+    for (let object = error; object !== null; object = Object.getPrototypeOf(object)) {
+      const found = Object.getOwnPropertySymbols(object).find((symbol) => symbol.description === "kIsNodeError");
+      if (found !== undefined) return found;
+    }
+  }
+  return Symbol("none");
+})();
+
+// The usual stack, without the driver and the inspector below user code.
+function formatStack(error, frames) {
+  let text;
+  try {
+    const isNodes = NODES_OWN in error;
+    text = isNodes ? `${error.name} [${error.code}]: ${error.message}` : Error.prototype.toString.call(error);
+  } catch {
+    text = "<error>";
+  }
+  const below = frames.findIndex((frame) => frame.getFileName() === "node:inspector");
+  const shown = (below === -1 ? frames : frames.slice(0, below)).filter((frame) => frame.getFileName() !== __filename);
+  return [text, ...shown].join("\n    at ");
+}
+
+// ---- imports --------------------------------------------------------------------------------------------------------
+
+// As long as the word it stands for, so that nothing moves.
+const IMPORT = "$mport";
+
+const TOKEN =
+  /\/\/.*|\/\*[^]*?\*\/|'(?:[^'\\\n]|\\[^])*'|"(?:[^"\\\n]|\\[^])*"|[\w$\u0080-\uffff]+|=>|\+\+|--|\?\.|\s+|[^]/g;
+const REGEXP = /\/(?:[^\\/[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*/y;
+const TEMPLATE = /(?:[^`\\$]|\\[^]|\$(?!\{))*(`|\$\{)/y;
+const STATIC =
+  /import\b\s*(?:([\w$\s{},*\u0080-\uffff"'-]*?)\s*\bfrom\s*|(?=["']))(["'])([^"'\n]*)\2(?:\s*\b(?:with|assert)\s*(\{[^{}]*\}))?[ \t]*;?/y;
+const BEFORE_REGEXP = /^(?:await|case|delete|do|else|in|instanceof|new|of|return|throw|typeof|void|yield)$|^[^\w$)\]}"'`]/;
+
+// Neither `import()` nor `import.meta` nor the statement is known to V8 here. This is not a parser: it knows what is
+// text and what is code, and how deep it is in brackets.
+function withImports(code) {
+  if (!/\bimport\b/.test(code)) return code;
+  const templates = []; // how deep in brackets each open `${` was
+  let depth = 0;
+  let before = ";"; // the token before, blanks and comments apart
+  let startsLine = true;
+  let text = "";
+  let at = 0;
+  const take = (end) => {
+    text += code.slice(at, end);
+    at = end;
+  };
+  const takeTemplate = () => {
+    TEMPLATE.lastIndex = at;
+    const found = TEMPLATE.exec(code);
+    take(found === null ? code.length : TEMPLATE.lastIndex);
+    if (found !== null && found[1] === "${") {
+      templates.push(depth++);
+      before = "{";
+    } else {
+      before = "`";
+    }
+  };
+  while (at < code.length) {
+    TOKEN.lastIndex = at;
+    const [token] = TOKEN.exec(code);
+    if (/^(?:\s|\/\/|\/\*)/.test(token)) {
+      startsLine ||= token.includes("\n");
+      take(at + token.length);
+      continue;
+    }
+    const isBehindDot = before === "." || before === "?.";
+    if (token === "`") {
+      take(at + 1);
+      takeTemplate();
+    } else if (token === "}" && templates.length > 0 && templates[templates.length - 1] === depth - 1) {
+      depth = templates.pop();
+      take(at + 1);
+      takeTemplate();
+    } else if (token === "/" && BEFORE_REGEXP.test(before)) {
+      REGEXP.lastIndex = at;
+      take(REGEXP.test(code) ? REGEXP.lastIndex : at + 1);
+      before = ")";
+    } else if (token === "import" && !isBehindDot && isExpression(code, at + 6)) {
+      text += IMPORT;
+      at += token.length;
+      before = token;
+    } else if (token === "import" && !isBehindDot && depth === 0 && (startsLine || /^[;}]$/.test(before))) {
+      STATIC.lastIndex = at;
+      const found = STATIC.exec(code);
+      if (found === null) {
+        take(at + token.length);
+        before = token;
+      } else {
+        text += importStatement(found) + "\n".repeat(found[0].split("\n").length - 1);
+        at += found[0].length;
+        before = ";";
+      }
+    } else {
+      if (/^[([{]$/.test(token)) depth++;
+      if (/^[)\]}]$/.test(token)) depth--;
+      take(at + token.length);
+      before = token;
+    }
+    startsLine = false;
+  }
+  return text;
+}
+
+function isExpression(code, at) {
+  if (/^\s*\.\s*meta\b/.test(code.slice(at, at + 200))) return true;
+  if (!/^\s*\(/.test(code.slice(at, at + 200))) return false;
+  let depth = 0;
+  while (at < code.length) {
+    if (code[at] === "(") depth++;
+    if (code[at] === ")" && --depth === 0) break;
+    at++;
+  }
+  return !/^\s*\{/.test(code.slice(at + 1, at + 200)); // or else it is a method of that name
+}
+
+function importStatement([, clause, quote, name, attributes]) {
+  const call = `await ${IMPORT}(${quote}${name}${quote}${attributes ? `, { with: ${attributes} }` : ""})`;
+  if (!clause) return `void ${call};`;
+  const named = /\{([^}]*)\}/.exec(clause);
+  const [, whole] = /\*\s*as\s+([^\s,]+)/.exec(clause) ?? [];
+  const [, only] = /^([^\s,{*]+)/.exec(clause) ?? [];
+  const parts = named === null ? [] : [named[1].replace(/\s+as\s+/g, ": ").replace(/\s+/g, " ").trim()];
+  if (only !== undefined) parts.unshift(`default: ${only}`);
+  const names = `{ ${parts.filter(Boolean).join(", ")} }`;
+  if (whole === undefined) return `const ${names} = ${call};`;
+  return `const ${whole} = ${call}${only === undefined ? "" : `, ${names} = ${whole}`};`;
+}

@@ -80,8 +80,12 @@ class Connection:
             )
         self._socket.sendall(line)
 
-    def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
+    def receive(self, seconds: float | None = None, wake: int | None = None) -> dict[str, Any] | None:
         """The next message; None if there is no more.
+
+        Args:
+            seconds: for how long to wait.
+            wake: a pipe that is written to when a signal comes, and that waiting must not miss.
 
         Raises:
             TimeoutError: it did not come in time.
@@ -91,6 +95,8 @@ class Connection:
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
+            if wake is not None:
+                self._wait(wake)
             try:
                 chunk = self._socket.recv(_READ_BYTES)
             except (ConnectionResetError, BrokenPipeError):
@@ -107,7 +113,16 @@ class Connection:
         except SpecError as error:
             raise _not_ours() from error
 
-    def finish(self, on_output: OnOutput | None = None) -> Any:
+    def _wait(self, wake: int) -> None:
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        while ready := [fd for fd, _ in poller.poll()]:
+            if self._socket.fileno() in ready:
+                return
+            os.read(wake, 4096)
+
+    def finish(self, on_output: OnOutput | None = None, wake: int | None = None) -> Any:
         """Wait for the result; output is handed over as it comes.
 
         Raises:
@@ -115,7 +130,7 @@ class Connection:
             GoneError: it ended meanwhile.
         """
         while True:
-            message = self.receive()
+            message = self.receive(wake=wake)
             if message is None:
                 raise GoneError(
                     "the daemon that keeps sandboxes ended meanwhile",

@@ -277,9 +277,18 @@ class Daemon:
             await asyncio.Event().wait()  # it hears of our end when the kernel hangs up for us
         _send(writer, {"event": "hello", "version": __version__, "pid": os.getpid()})
         message = await _receive(reader, _REQUEST_SECONDS)
+
+        def pass_on(index: int, chunk: bytes) -> None:
+            # Bytes that are no text come out as they went in.
+            text = chunk.decode("utf-8", "surrogateescape")
+            _send(writer, {"event": client.STREAMS[index], "data": text})
+
+        job = Job(pass_on)
         self._jobs += 1
         try:
-            _send(writer, await self._carry_out(message, reader, writer))
+            _send(writer, await self._carry_out(message, job, reader))
+            if job.afterwards is not None:
+                job.afterwards()
             await writer.drain()
         finally:
             self._jobs -= 1
@@ -294,18 +303,9 @@ class Daemon:
             return "another version of hutch"
         return "other code" if hello.get("code") != self._code else None
 
-    async def _carry_out(
-        self, message: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Mapping[str, Any]:
+    async def _carry_out(self, message: Mapping[str, Any], job: Job, reader: asyncio.StreamReader) -> Mapping[str, Any]:
         if message.get("op") == "status":
             return {"event": "result", "result": self._status()}
-
-        def pass_on(index: int, chunk: bytes) -> None:
-            # Bytes that are no text come out as they went in.
-            text = chunk.decode("utf-8", "surrogateescape")
-            _send(writer, {"event": client.STREAMS[index], "data": text})
-
-        job = Job(pass_on)
         work = asyncio.get_running_loop().create_task(self._operations.do(message, job))
         attending = asyncio.get_running_loop().create_task(_attend(reader, job, work))
         await asyncio.wait([work])

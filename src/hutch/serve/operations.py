@@ -38,6 +38,8 @@ class Job:
         self._listen = listen
         self.interrupt: Callable[[], Awaitable[bool]] | None = None
         """Ends what runs for it as Ctrl-C would; there once something does."""
+        self.afterwards: Callable[[], None] | None = None
+        """What is left to do when whoever asked has his answer."""
 
     def listen(self, index: int, chunk: bytes) -> None:
         """Pass output on."""
@@ -114,7 +116,7 @@ class Operations:
                     job.interrupt = None
             if is_first:
                 # After a crash whoever opens it must be told that its state is gone.
-                asyncio.get_running_loop().call_later(0.01, self._remember, session)
+                job.afterwards = lambda: self._remember(session)
             return {**_about(session, limits), "result": result.to_json()}
 
     def _remember(self, session: Session) -> None:

@@ -62,10 +62,11 @@ def require_private(path: str) -> None:
     """
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
+        if not os.path.lexists(path):
+            os.mkdir(path, 0o700)
     except OSError as error:
+        if isinstance(error, FileExistsError) and is_private(path):
+            return  # somebody was faster
         raise HostError(
             f"{path} cannot be made ({error.strerror})",
             code="host.runtime",
