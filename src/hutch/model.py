@@ -148,6 +148,8 @@ class Environment(Value):
     name: str
     preset: str
     interpreter: str
+    packages: tuple[str, ...] = ()
+    """What must be there beside the interpreter."""
     source: Source | None = None
     """None: the best that is at hand."""
 

@@ -279,6 +279,25 @@ def _variables(value: object, where: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs))
 
 
+_PACKAGE_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_PACKAGE = _PACKAGE_START | frozenset("._+-")
+
+
+def _packages(value: object, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise _refuse(where, f"{_show(value)} is not a list", 'write ["git", "jq"]')
+    names = tuple(_text(name, where) for name in value)
+    for name in names:
+        if not 1 <= len(name) <= 128 or name[0] not in _PACKAGE_START or not _PACKAGE.issuperset(name):
+            raise _refuse(
+                where,
+                f"{_show(name)} is not a name of a package",
+                "use letters, digits and . _ + -, such as git or python3",
+                code="spec.package",
+            )
+    return names
+
+
 def _environment(value: object, where: str) -> str:
     name = _text(value, where)
     if name not in PRESETS:
@@ -304,6 +323,7 @@ _MIB = _number(1, 1024 * 1024, "MiB", whole=True)
 
 FIELDS: dict[str, Field] = {
     "environment": Field(read=_environment, doc="which software exists: python, shell, node"),
+    "packages": Field(read=_packages, doc="programs that must be there, a list"),
     "source": Field(read=_choice(Source, "source"), doc="where the software comes from: host"),
     "backend": Field(read=_backend, doc="how it is isolated: jail"),
     "network": Field(read=_network, doc="off, full, or host (weaker)"),
@@ -351,7 +371,13 @@ def parse(request: Mapping[str, Any], where: str = "") -> Spec:
         values[key] = FIELDS[key].read(request[key], f"{prefix}{key}")
     name = values.get("environment", "python")
     return Spec(
-        environment=Environment(name=name, preset=name, interpreter=PRESETS[name], source=values.get("source")),
+        environment=Environment(
+            name=name,
+            preset=name,
+            interpreter=PRESETS[name],
+            packages=values.get("packages", ()),
+            source=values.get("source"),
+        ),
         policy=_policy(values, where),
         backend=values.get("backend", "jail"),
     )

@@ -40,7 +40,7 @@ PYTHON: dict[str, tuple[list[str], object]] = {
     ),
     "tasks persist": (
         [
-            "import asyncio\nasync def f(): await asyncio.sleep(0); return 6\nt = asyncio.ensure_future(f()); await asyncio.sleep(0)",
+            "import asyncio\nasync def f(): await asyncio.sleep(0); return 6\nt = asyncio.ensure_future(f())\nawait f()",
             "print(await t)",
         ],
         "6\n",
@@ -347,8 +347,8 @@ def test_input_reads_lines_of_the_run(caller: Caller) -> None:
 def test_output_between_runs_belongs_to_the_next(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox() as box:
-            code = "import threading, time, os\ngo = threading.Event()\n"
-            code += "threading.Thread(target=lambda: (go.wait(), time.sleep(0.2), print('late', flush=True), open('written', 'w'))).start()\ngo.set()"
+            code = "import threading, time, os\ndef late(): time.sleep(0.2); print('late', flush=True); open('written', 'w')\n"
+            code += "threading.Thread(target=late).start()"
             first = box.run(code)
             while not box.files.exists("written"):
                 time.sleep(0.02)
@@ -474,7 +474,7 @@ def test_an_interrupt_that_comes_late_meets_no_other_run(caller: Caller) -> None
         with Sandbox() as box:
             box.run("import time; kept = 7")
             for number in range(40):
-                box.run("time.sleep(0.01)", timeout_seconds=0.0095 + 0.0001 * (number % 10))
+                box.run("time.sleep(0.01)", timeout_seconds=0.0105 + 0.0001 * (number % 10))
                 after = box.run("print(kept)")
                 if after.stdout != "7\n" and not after.state_lost:
                     spoilt.append((after.stdout, after.stderr[-200:], after.signal))
@@ -564,7 +564,8 @@ def test_interpreters_go_side_by_side_in_one_workspace(caller: Caller) -> None:
     def claim() -> object:
         async def both() -> object:
             async with AsyncSandbox() as box:
-                wait = "import os, time\nopen('from-python', 'w')\nwhile not os.path.exists('from-bash'): time.sleep(0.01)\nprint('python')"
+                wait = "import os, time; open('from-python', 'w')\n"
+                wait += "while not os.path.exists('from-bash'): time.sleep(0.01)\nprint('python')"
                 other = "touch from-bash; while ! [ -e from-python ]; do sleep 0.01; done; echo bash"
                 results = await asyncio.gather(
                     box.run(wait, timeout_seconds=20), box.run(other, interpreter="bash", timeout_seconds=20)

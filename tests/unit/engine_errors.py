@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hutch import blocking, sandbox
+from hutch import blocking, sandbox, spec
 from hutch.engine import agent as agent_module
 from hutch.engine import engine, session
 from hutch.engine.admission import Admission
@@ -21,6 +21,7 @@ from hutch.engine.interpreter import Interpreter, Run, _Process
 from hutch.engine.record import Record
 from hutch.errors import GoneError, HostError, HutchError, ProtocolError, SessionError, SpecError, StartError
 from hutch.model import MIB, HostPath, Limits, Outcome, Plan, Result
+from hutch.sources import host
 
 Provoke = Callable[[Any], Any]
 
@@ -201,6 +202,11 @@ def without_room(scene: Any) -> None:
 def with_setting(scene: Any) -> None:
     scene.patch.setenv("HUTCH_MAX_RUNNING", "many")
     engine._setting("HUTCH_MAX_RUNNING")
+
+
+def without_program(_scene: Any) -> None:
+    asked = {"environment": "shell", "packages": ["no-such-program"]}
+    host.realise(spec.parse(asked).environment)
 
 
 # code, class, what provokes it, a part of the hint

@@ -475,6 +475,7 @@ VALID = st.fixed_dictionaries(
     {},
     optional={
         "environment": st.sampled_from([*spec.PRESETS]),
+        "packages": st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,20}", fullmatch=True), max_size=3),
         "source": st.sampled_from([source.value for source in Source]),
         "network": st.sampled_from([network.value for network in Network]),
         "mounts": st.lists(
@@ -504,6 +505,7 @@ def to_request(asked: Spec) -> dict[str, Any]:
     limits, policy = asked.policy.limits, asked.policy
     return {
         "environment": asked.environment.name,
+        "packages": list(asked.environment.packages),
         **({"source": asked.environment.source.value} if asked.environment.source else {}),
         "backend": asked.backend,
         "network": policy.network.value,

@@ -194,7 +194,7 @@ class _Process:
         self._code, self._stdin = code, stdin
         os.set_blocking(self._control.fileno(), False)
         self._loop.add_reader(self._control.fileno(), self._read)
-        argv = [program, *_ARGUMENTS[name], jail.DRIVERS[name][1], jail.RUNS]
+        argv = [program, *_ARGUMENTS[name], jail.RUNS]
         fds = (null, *self._pipes.theirs, theirs.fileno(), self._code, self._stdin)
         self._task = self._loop.create_task(self._live(argv, fds))
         # The request is sent when the task first runs; its copies of the descriptors are then in the socket.

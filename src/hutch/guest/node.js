@@ -21,6 +21,9 @@ let run = null; // the active one
 let session = null; // with the inspector
 let isEvaluating = false; // whether user code of the active run is on the stack
 let stdin = null; // the run's stream, once it was asked for
+let isMuted = false; // whether user code has called process.exit(), and what it still prints is lost
+const unmutes = [];
+const outputs = new Set(); // standard output and error, once they were asked for
 const sources = new Map(); // name to code, of the last runs
 
 process.on("SIGINT", interrupted);
@@ -94,6 +97,8 @@ function setUp() {
         // Writes to a pipe are queued when it is full. Ours are over when they return, so that a run's output is out
         // when its end is announced, and nothing is lost when the process exits.
         stream._handle?.setBlocking?.(true);
+        outputs.add(stream);
+        if (isMuted) mute(stream);
       }
       return stream;
     };
@@ -153,8 +158,6 @@ function setUpSession() {
     },
   });
   define(IMPORT, import_);
-
-  process.exit = exit;
 }
 
 function replaceStdin(size) {
@@ -195,6 +198,7 @@ function begin(header) {
   if (session === null) {
     listen();
     setUpSession();
+    process.exit = exit;
   }
   run = { token, file: `${RUNS}/${number}.js`, isOnce: false, isSettled: false, echo: has("echo"), exit: undefined };
   remember(run.file, code);
@@ -268,6 +272,8 @@ function settle(run, code) {
 function finish(ended) {
   const code = Number(ended.exit ?? process.exitCode ?? 0) & 255;
   process.exitCode = undefined;
+  isMuted = false;
+  for (const unmute of unmutes.splice(0)) unmute();
   run = null;
   answer(ended.token, code);
 }
@@ -301,7 +307,7 @@ function guarded(call) {
     delete globalThis[GUARD];
     call();
   });
-  guard.runInThisContext({ breakOnSigint: true });
+  guard.runInThisContext({ breakOnSigint: true, displayErrors: false });
 }
 
 // ---- the only run ---------------------------------------------------------------------------------------------------
@@ -325,20 +331,18 @@ function runOnce(code) {
 }
 
 function runMain(code) {
-  try {
+  if (/\b(?:import|await)\b/.test(code) && !isCommonJs(code)) {
+    runModule(code);
+  } else {
     require.cache[MAIN] = main;
     main._compile(code, MAIN, "commonjs");
     main.loaded = true;
-  } catch (error) {
-    if (!(error instanceof SyntaxError) || isCommonJs(code)) throw error;
-    runModule(code);
   }
 }
 
 function isCommonJs(code) {
   try {
-    new vm.Script(Module.wrap(code));
-    return true;
+    return new vm.Script(Module.wrap(code)) !== null;
   } catch {
     return false;
   }
@@ -347,7 +351,6 @@ function isCommonJs(code) {
 // What is no script for its `import` or `await` is one for the session's way.
 function runModule(code) {
   setUpSession();
-  delete process.exit;
   run.isPending = true;
   process.on("beforeExit", () => {
     if (run.isPending) {
@@ -390,9 +393,27 @@ function exit(code) {
       session.post("Runtime.terminateExecution");
       for (;;);
     }
+    isMuted = true;
+    outputs.forEach(mute);
     settle(run, run.exit);
   }
   throw EXIT; // in a callback, Node.js does not survive a termination
+}
+
+// Whoever catches what process.exit() throws has nothing to say any more.
+function mute(stream) {
+  const own = Object.getOwnPropertyDescriptor(stream, "write");
+  const write = (...rest) => {
+    const last = rest.at(-1);
+    if (typeof last === "function") process.nextTick(last);
+    return true;
+  };
+  stream.write = write;
+  unmutes.push(() => {
+    if (stream.write !== write) return;
+    if (own === undefined) delete stream.write;
+    else Object.defineProperty(stream, "write", own);
+  });
 }
 
 function interrupted() {
@@ -485,7 +506,8 @@ function formatStack(error, frames) {
   } catch {
     text = "<error>";
   }
-  const below = frames.findIndex((frame) => frame.getFileName() === "node:inspector");
+  const isBelow = (name, call) => name === "node:inspector" || (name === __filename && call === "runMain");
+  const below = frames.findIndex((frame) => isBelow(frame.getFileName(), frame.getFunctionName()));
   const shown = (below === -1 ? frames : frames.slice(0, below)).filter((frame) => frame.getFileName() !== __filename);
   return [text, ...shown].join("\n    at ");
 }

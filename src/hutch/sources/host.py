@@ -60,7 +60,7 @@ _PROGRAMS = {
 # PYTHONUNBUFFERED: what was printed before a kill is not lost, and output streams. The two search paths make imports
 # find the workspace, since the code itself lies elsewhere.
 
-_realised: dict[str, Rootfs] = {}
+_realised: dict[tuple[str, tuple[str, ...]], Rootfs] = {}
 
 
 def realise(environment: Environment) -> Rootfs:
@@ -71,9 +71,10 @@ def realise(environment: Environment) -> Rootfs:
     Raises:
         HostError: a program is missing.
     """
-    kept = _realised.get(environment.interpreter)
+    key = (environment.interpreter, environment.packages)
+    kept = _realised.get(key)
     if kept is None or kept.stamp != _stamp(kept):
-        kept = _realised[environment.interpreter] = _build(environment)
+        kept = _realised[key] = _build(environment)
     return kept
 
 
@@ -107,6 +108,14 @@ def _build(environment: Environment) -> Rootfs:
                 variables += (("LD_LIBRARY_PATH", f"{own.guest_path}/lib"),)
     if program is None:
         raise missing_program(environment)
+    for package in environment.packages:
+        if find_program((package,), [bind.host_path for bind in binds]) is None:
+            raise HostError(
+                f"package {package}: this machine has no program of that name in /usr",
+                code="host.package",
+                details=f"looked in {PATH}",
+                hint=f"install it (Debian, Ubuntu: apt install {package}), or use Nix: nix profile install nixpkgs#{package}",
+            )
     files = tuple(File(guest_path=GuestPath(f"/etc/{name}"), text=text) for name, text in _TEXTS.items())
     files += tuple(
         File(guest_path=GuestPath(f"/etc/{name}"), host_path=HostPath(f"/etc/{name}"))
