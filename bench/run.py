@@ -44,8 +44,6 @@ MEASURES = {
     "gap": (f"longest gap of the loop while {CROWD} start", 50.0),
     "idle": ("idle python session, all processes and kernel", 8.0),
 }
-
-
 BUDGETED = {row.name for row in rows.ROWS if row.budget(slow_cgroups=False)}
 
 

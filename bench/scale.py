@@ -25,7 +25,7 @@ SIZES = [int(word) for word in os.environ.get("HUTCH_BENCH_SESSIONS", "10,100,50
 RUNS = int(os.environ.get("HUTCH_BENCH_RUNS", "1000"))
 VISITS, BATCH = 200, 10
 REST_SECONDS = 3.0
-SLACK_KB = 2048
+SLACK_KB = 1024
 """What Python's own memory may grow by, which it never gives back exactly."""
 
 

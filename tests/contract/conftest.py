@@ -48,7 +48,13 @@ def callers(identities: dict[str, Hutch], _subreaper: None) -> Iterator[dict[str
 
 
 @pytest.fixture
-def caller(hutch: Hutch, callers: dict[str, Caller], leaves_nothing: None) -> Caller:
+def caller(hutch: Hutch, callers: dict[str, Caller], leaves_nothing: None) -> Iterator[Caller]:
     """The process of each identity in turn. What its sandboxes leave carries its pid in the name."""
-    hutch.pids.append(callers[hutch.name].pid)
-    return callers[hutch.name]
+    found = callers[hutch.name]
+    was_there = found.is_running
+    if not was_there:  # an earlier test was its end
+        found.start()
+    hutch.pids.append(found.pid)
+    yield found
+    if not was_there and found.is_running:
+        found.end()

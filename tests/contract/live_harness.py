@@ -128,6 +128,11 @@ class Caller:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start the process, and wait until it is ready."""
         self._process = self.hutch.popen(
@@ -155,9 +160,8 @@ class Caller:
             ok, value = pickle.loads(_read(process.stdout.fileno(), size, deadline))
         except (OSError, TimeoutError) as error:
             below = len(descendants(process.pid))
-            self._end()
+            self.end()
             said = self._heard(said_before)
-            self.start()  # for the tests that follow
             pytest.fail(f"the process did not answer ({error}); {below} processes below it\n{said}")
         said = self._heard(said_before)
         if not ok:
@@ -169,7 +173,8 @@ class Caller:
     def _heard(self, start: int) -> str:
         return os.pread(self._said, 20_000, start).decode(errors="replace")
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the process, with whatever it takes."""
         process, self._process = self._process, None
         assert process is not None
         assert process.stdin is not None
@@ -184,8 +189,9 @@ class Caller:
         process.stdout.close()
 
     def close(self) -> None:
-        """End the process."""
-        self._end()
+        """Let go of everything."""
+        if self.is_running:
+            self.end()
         os.close(self._said)
 
 

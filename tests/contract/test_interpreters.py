@@ -40,7 +40,7 @@ PYTHON: dict[str, tuple[list[str], object]] = {
     ),
     "tasks persist": (
         [
-            "import asyncio\nasync def f(): await asyncio.sleep(0); return 6\nt = asyncio.ensure_future(f())\nawait f()",
+            "import asyncio\nasync def f(): await asyncio.sleep(0); return 6\nt = asyncio.create_task(f()); await f()",
             "print(await t)",
         ],
         "6\n",
@@ -347,7 +347,8 @@ def test_input_reads_lines_of_the_run(caller: Caller) -> None:
 def test_output_between_runs_belongs_to_the_next(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox() as box:
-            code = "import threading, time, os\ndef late(): time.sleep(0.2); print('late', flush=True); open('written', 'w')\n"
+            code = "import threading, time\n"
+            code += "def late(): time.sleep(0.2); print('late', flush=True); open('written', 'w')\n"
             code += "threading.Thread(target=late).start()"
             first = box.run(code)
             while not box.files.exists("written"):

@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hutch
-from hutch.cli import VERBS, build_parser, doctor, main, run
+from hutch.cli import VERBS, build_parser, doctor, lasting, main, repl, run
 from hutch.engine import planning, state, supervisor
 from hutch.errors import HostError
 from hutch.isolation import limits
@@ -246,6 +247,147 @@ def test_code_may_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('é')")
     assert run._code(build_parser("run").parse_args(["-f", str(tmp_path / "a.py")])) == "print('é')"
     assert run._code(build_parser("run").parse_args(["print(1)"])) == "print(1)"
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands where a session would, and keeps what it was asked for."""
+
+    asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+
+    def __init__(self, word: str, given: dict[str, Any], create: dict[str, Any]) -> None:
+        self.asked.append((word, given, create))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    monkeypatch.setattr(Recorder, "asked", [])
+    monkeypatch.setattr(lasting, "Distant", Recorder)
+    monkeypatch.setattr(lasting, "Near", Recorder)
+    return Recorder.asked
+
+
+def ask(*words: str) -> None:
+    lasting.open_place(build_parser("run").parse_args(["-s", "a", *words]))
+
+
+def test_a_session_is_asked_only_for_what_was_said(asked: list[Any], tmp_path: Path, nobodys_home: Path) -> None:
+    settings = tmp_path / "a.toml"
+    settings.write_text(
+        '[defaults]\nmemory_mb = 64\ntimeout_seconds = 5\nmounts = ["/tmp:/data"]\nenv = {A = "1"}\n'
+        '[environments.mine]\npreset = "shell"\npids = 9\n'
+    )
+    config = ("--config", str(settings))
+    shown = {"host": "/tmp", "guest": "/data", "writable": False}
+    ask(*config, "x")
+    usual = {"environment": "python", "memory_mb": 64, "timeout_seconds": 5, "mounts": [shown], "env": {"A": "1"}}
+    assert asked.pop() == ("a", {}, usual)
+    ask(*config, "-e", "mine", "--timeout", "7", "--max-output", "2M", "--env", "B=2", "x")
+    given = {"environment": "shell", "pids": 9, "timeout_seconds": 7.0, "max_output_mb": 2, "env": {"B": "2"}}
+    assert asked.pop() == ("a", given, {**usual, "environment": "shell", "pids": 9, "env": {"A": "1", "B": "2"}})
+
+
+def test_a_session_is_told_whole_paths(asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    ask("--workspace", ".", "--project", "p", "--mount", "~/d:/d:rw", "x")
+    _, given, create = asked.pop()
+    assert (given["workspace"], given["project"]) == (str(tmp_path), f"{tmp_path}/p")
+    assert given["mounts"] == [{"host": "/home/me/d", "guest": "/d", "writable": True}]
+    assert {key: create[key] for key in given} == given
+
+
+def test_a_wrong_request_for_a_session_starts_no_daemon(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.serve.client.connect", lambda: pytest.fail("it was connected to"))
+    for words in (
+        ["--memory", "much", "x"],
+        ["-e", "pyton", "x"],
+        [""],
+        ["--mount", "a", "x"],
+        ["--network", "on", "x"],
+    ):
+        assert main(["run", "-s", "a", *words]) == 2
+    assert main(["run", "-s", "a", "--stdin", "-"]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+PROMPTS = [
+    ("x", True),
+    ("if x:", False),
+    ("if x:\n    y", False),
+    ("if x:\n    y\n", True),
+    ("async with x:", False),
+    ("await x", True),
+    ("(1,", False),
+    ("'''text", False),
+    ("x = \\", False),
+    ("@decorated", False),
+    ("def f(:", True),
+    ("\0", True),
+]
+
+
+@pytest.mark.parametrize(("text", "is_complete"), PROMPTS)
+def test_python_says_when_a_statement_is_complete(text: str, is_complete: bool) -> None:
+    assert repl._is_complete_python(text) is is_complete
+
+
+def test_a_script_is_cut_where_statements_end() -> None:
+    assert repl._python_ends("a\n\nif b:\n\n  c\nelse:\n  d\ne; f\n@g\ndef h():\n\n  i") == [1, 7, 8, 12]
+    assert repl._python_ends("a\nif") == []
+
+
+@pytest.mark.parametrize("language", ["bash", "node"])
+def test_other_languages_are_asked_themselves(language: str) -> None:
+    program = shutil.which(language)
+    if program is None:
+        pytest.skip(f"{language} is not installed")
+    cases = {
+        "bash": [
+            (
+                "a=1\nif b; then\n  c\nfi\nd <<E\nx\n\nE\ne \\\n f\n'a\nb'\ng() {\nh; }\n)\ni",
+                [1, 4, 8, 10, 12, 14, 15, 16],
+            ),
+            *((text, []) for text in ("a &&", "a |", "$(", "case a in", "for a", '"', "a <<E", "{", "((1 +")),
+        ],
+        "node": [
+            ("let a = 1\nf({\n  b\n})\n`c\n`\n/* d\n*/ e\nawait g(\n1)\n}\nh", [1, 4, 6, 8, 10, 11, 12]),
+            *(
+                (text, [])
+                for text in ("f(", "() => {", "class A {", "x = [", "`${", "if (x)", "for (const y of await z) {")
+            ),
+        ],
+    }
+    for text, ends in cases[language]:
+        argv = [program, *repl.LANGUAGES[language].ends[1:]]
+        said = subprocess.run(argv, input=text, capture_output=True, text=True, check=True)
+        assert [int(word) for word in said.stdout.split()] == ends, text
+
+
+FAREWELLS = [
+    ("python", "exit()", 0),
+    ("python", "exit", 0),
+    ("python", " quit(3) ", 3),
+    ("python", "exit(300)", 300 & 0xFF),
+    ("python", "exit(x)", None),
+    ("python", "exit 3", None),
+    ("python", "exited", None),
+    ("bash", "exit", 0),
+    ("bash", "exit 3", 3),
+    ("bash", "exit $x", None),
+    ("bash", "exit()", None),
+    ("node", ".exit", 0),
+    ("node", "exit", None),
+]
+
+
+@pytest.mark.parametrize(("language", "text", "code"), FAREWELLS)
+def test_a_farewell_may_carry_an_exit_code(language: str, text: str, code: int | None) -> None:
+    conversation = repl.Repl(lasting.Place(), language, told_of_loss=True)
+    assert conversation._is_farewell(text) is (code is not None)
+    assert conversation._code == (code or 0)
 
 
 def test_a_limit_is_named_in_the_units_of_its_flag(capsys: Captured) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from daemon_errors import ROWS as DAEMON_ROWS
 from engine_errors import ROWS
 
 import hutch
@@ -318,7 +319,6 @@ TABLE = [
     Row("spec.collision", SpecError, asks({"mounts": ["/a:/x", "/b:/x"]}), "guest path of its own"),
     Row("spec.variable", SpecError, asks({"env": {"A B": "1"}}), "letters, digits and _"),
     Row("spec.secret", SpecError, flags("--env", "API_KEY", "x"), '--env API_KEY="$API_KEY"'),
-    Row("spec.session", SpecError, flags("-s", "mine", "x"), "without -s"),
     Row("spec.source", SpecError, lambda _: planning.prepare(spec.parse({"source": "nix"}), "x"), 'source = "host"'),
     Row("spec.code-size", SpecError, lambda _: planning.check_code("x" * (planning.CODE_BYTES + 1)), "--mount"),
     Row("spec.code-nul", SpecError, lambda _: planning.check_code("a\0b"), "remove it"),
@@ -403,7 +403,7 @@ TABLE = [
     Row("command.disk", CommandError, ended(Outcome.DISK), "disk"),
     Row("command.output", CommandError, ended(Outcome.OUTPUT), "output"),
     Row("command.killed", CommandError, ended(Outcome.KILLED), ""),
-    *(Row(*row) for row in ROWS),
+    *(Row(*row) for row in [*ROWS, *DAEMON_ROWS]),
 ]
 
 

@@ -179,6 +179,7 @@ def test_the_json_of_a_result_holds_plain_values_only() -> None:
     )
     read_back = json.loads(json.dumps(value.to_json()))
     assert read_back == value.to_json()
+    assert Result.from_json(read_back) == value
     assert read_back["outcome"] == "timeout"
     assert read_back["exit_code"] is None
     assert read_back["source"] == "nix"

@@ -62,13 +62,26 @@ class Language(Value):
     prompt: str
     more: str
     farewells: tuple[str, ...]
+    with_code: tuple[tuple[str, str], ...] = ()
+    """What stands around the exit code in a farewell that has one."""
     ends: tuple[str, ...] = ()
     """The program that finds where statements end."""
 
 
 LANGUAGES = {
-    "python": Language(prompt=">>> ", more="... ", farewells=("exit", "quit", "exit()", "quit()")),
-    "bash": Language(prompt="$ ", more="> ", farewells=("exit", "logout"), ends=("bash", "-c", _BASH_ENDS)),
+    "python": Language(
+        prompt=">>> ",
+        more="... ",
+        farewells=("exit", "quit", "exit()", "quit()"),
+        with_code=(("exit(", ")"), ("quit(", ")")),
+    ),
+    "bash": Language(
+        prompt="$ ",
+        more="> ",
+        farewells=("exit", "logout"),
+        with_code=(("exit ", ""),),
+        ends=("bash", "-c", _BASH_ENDS),
+    ),
     "node": Language(prompt="> ", more="... ", farewells=(".exit",), ends=("node", "-e", _NODE_ENDS)),
 }
 
@@ -155,16 +168,16 @@ class Repl:
 
     def _is_farewell(self, text: str) -> bool:
         """Whether this ends the conversation; a number in it is then our exit code."""
-        words = text.strip().rstrip(";")
-        number = "0"
-        for opening, closing in (("exit(", ")"), ("quit(", ")"), ("exit ", "")):
-            inner = words.removeprefix(opening).removesuffix(closing).strip()
-            if words.startswith(opening) and words.endswith(closing) and inner.isascii() and inner.isdigit():
-                number, words = inner, opening.strip() + closing
-        if words not in self._language.farewells:
-            return False
-        self._code = int(number[:9]) & 0xFF
-        return True
+        words = text.strip()
+        if words in self._language.farewells:
+            self._code = 0
+            return True
+        for before, after in self._language.with_code:
+            number = words.removeprefix(before).removesuffix(after).strip()
+            if words == f"{before}{number}{after}" and number.isascii() and number.isdigit() and len(number) < 9:
+                self._code = int(number) & 0xFF
+                return True
+        return False
 
     def _is_complete(self, text: str) -> bool:
         if not self._language.ends:

@@ -71,6 +71,7 @@ class Engine:
                 )
         except BaseException:
             sandbox.close()
+            await asyncio.wait([sandbox.closed])
             raise
         finally:
             self._spawning.release()

@@ -134,7 +134,7 @@ class Files:
         try:
             await self.stat(path)
         except SpecError as error:
-            if error.code in ("files.missing", "files.link"):
+            if error.code in ("files.missing", "files.link") or isinstance(error.__cause__, NotADirectoryError):
                 return False
             raise
         return True
@@ -398,8 +398,8 @@ class Files:
         agent = await self._agent()
         directory = posixpath.dirname(inner)
         temporary = posixpath.join(directory, _temporary_name())
-        fd = await self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
+            fd = await self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             try:
                 await fill(fd)
             finally:

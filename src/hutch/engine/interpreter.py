@@ -33,6 +33,7 @@ _GRACE_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0
 """What it has to be gone once it was killed. If it is not, the sandbox has to go."""
 _ATTEMPTS = 3
+_INTERRUPTED = 130
 _LINE_BYTES = 128
 _GUEST = os.path.dirname(jail.DRIVERS["python"][1])
 _ARGUMENTS = {
@@ -171,6 +172,7 @@ class _Process:
         self._is_patient = True
         """Whether a run that takes too long is worth an attempt to save the state."""
         self._is_killed = False
+        self._is_interrupted = False
         self._signalling: set[asyncio.Task[bool]] = set()
         self._giving_up: asyncio.TimerHandle | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -235,6 +237,7 @@ class _Process:
         hits = self._sandbox.hits
         self.runs += 1
         self._outcome = None
+        self._is_interrupted = False
         self._is_patient = not run.once
         capture = Capture(run.limits, listener, lambda: self._overdo(Outcome.OUTPUT))
         self._pipes.begin(capture)
@@ -247,7 +250,7 @@ class _Process:
                 timers.append(self._loop.call_later(run.timeout_seconds, self._overdo, Outcome.TIMEOUT))
                 timers.append(self._loop.call_later(run.timeout_seconds + _GRACE_SECONDS, self._kill))
             exit_code, signal_name = await asyncio.shield(ending)
-            await self._settle()
+            await self._settle(exit_code)
         except asyncio.CancelledError:
             capture.mute()
             if not run.once and self._sandbox.is_alive:
@@ -288,12 +291,23 @@ class _Process:
             self._giving_up.cancel()
         self._pipes.end()
 
-    async def _settle(self) -> None:
+    async def _settle(self, exit_code: int | None) -> None:
         """No signal that was meant for this run may meet the next one."""
         if self._signalling:
             await asyncio.wait(self._signalling)
         if self._is_killed and self._child is not None and not self._child.exited.done():
             await asyncio.wait([self._child.exited], timeout=_PATIENCE_SECONDS)
+        if self._is_interrupted and exit_code != _INTERRUPTED and not self.is_gone:
+            # It may have ended by itself, with the interrupt still before it: that shall meet a run that does nothing.
+            self._pipes.end()
+            self._ending = self._loop.create_future()
+            self._token = os.urandom(16).hex().encode()
+            self._send(Run(code="", limits=Limits()))
+            await asyncio.wait([self._ending], timeout=_GRACE_SECONDS)
+            if not self._ending.done():
+                self._kill()
+                await asyncio.wait([self._ending])
+            self._pipes.drop()
 
     async def recover(self) -> None:
         """Wait until a run that nobody waits for any more is over."""
@@ -308,7 +322,7 @@ class _Process:
         if not ending.done():
             self._kill()
             await asyncio.wait([ending])
-        await self._settle()
+        await self._settle(ending.result()[0])
         self._conclude()
 
     def _send(self, run: Run) -> None:
@@ -347,6 +361,7 @@ class _Process:
         self._giving_up = self._loop.call_later(_PATIENCE_SECONDS, self._sandbox.kill, Outcome.KILLED)
 
     def _post_signal(self, number: int, scope: str) -> None:
+        self._is_interrupted = self._is_interrupted or number == signal.SIGINT
         task = self._loop.create_task(self._signal(number, scope))
         self._signalling.add(task)
         task.add_done_callback(self._signalling.discard)
@@ -358,7 +373,10 @@ class _Process:
             return False  # it is over anyway
 
     async def interrupt(self) -> bool:
-        return self._ending is not None and await self._signal(signal.SIGINT, "group")
+        if self._ending is None:
+            return False
+        self._is_interrupted = True
+        return await self._signal(signal.SIGINT, "group")
 
     async def stop(self) -> None:
         if await self._signal(signal.SIGKILL, "session") and self._child is not None:

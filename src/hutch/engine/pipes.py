@@ -111,6 +111,14 @@ class Pipes:
                 left -= read
         self.capture = None
 
+    def drop(self) -> None:
+        """Forget what came without a capture."""
+        for index, fd in enumerate(self._ours):
+            if fd >= 0:
+                self._read(index)
+        self._kept.clear()
+        self._kept_size = min(self._kept_size, 0)
+
     def discard(self, on_end: Callable[[Callable[[], None]], Callable[[], object]]) -> None:
         """From now on nobody wants what comes, and whoever writes must not be stopped by that.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from ..errors import HutchError
+from ..errors import GoneError, HutchError
 from ..model import Result, Spec
 from .interpreter import Run
 from .live import LiveSandbox
@@ -51,6 +51,7 @@ class Pool:
         self._ready: deque[LiveSandbox] = deque()
         self._filling: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Future[None]] = set()
+        self._used: set[LiveSandbox] = set()
         """Of sandboxes that were used, and are not gone yet."""
         self._used_at = self._loop.time()
         self._is_open = True
@@ -71,14 +72,19 @@ class Pool:
 
         Raises:
             HostError, StartError: none could be started, or the machine is full.
+            GoneError: the pool was closed meanwhile.
         """
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
             sandbox = await self._take()
+            self._used.add(sandbox)
             try:
+                if not self._is_open:
+                    raise GoneError("the pool was closed", code="sandbox.closed", hint="make a new one")
                 result = await sandbox.interpreter(self._interpreter).run(run, listener)
                 self._trouble, self._losses = False, 0
                 return result
             finally:
+                self._used.discard(sandbox)
                 # Off the path of whoever waits for the result.
                 self._loop.call_soon(self._retire, sandbox)
                 self._loop.call_soon(self._fill)
@@ -89,16 +95,18 @@ class Pool:
             await asyncio.wait(self._filling, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End all that wait, and wait until nothing is left of them."""
+        """End all, also those that run something, and wait until nothing is left of them."""
         self._is_open = False
         self._shrinking.cancel()
         for task in self._filling:
             task.cancel()
-        while self._ready:
-            self._retire(self._ready.popleft())
+        for sandbox in (*self._ready, *self._used):
+            self._retire(sandbox)
+        self._ready.clear()
         await asyncio.sleep(0)  # those that were just used leave in this turn of the loop
         while self._leaving or self._filling:
             await asyncio.wait(self._leaving | self._filling)
+            await asyncio.sleep(0)  # for those that take themselves out
 
     def _retire(self, sandbox: LiveSandbox) -> None:
         self._leaving.add(sandbox.closed)

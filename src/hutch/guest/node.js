@@ -22,8 +22,6 @@ let session = null; // with the inspector
 let isEvaluating = false; // whether user code of the active run is on the stack
 let stdin = null; // the run's stream, once it was asked for
 let isMuted = false; // whether user code has called process.exit(), and what it still prints is lost
-const unmutes = [];
-const outputs = new Set(); // standard output and error, once they were asked for
 const sources = new Map(); // name to code, of the last runs
 
 process.on("SIGINT", interrupted);
@@ -62,7 +60,7 @@ function listen() {
       if (text.includes("\n")) {
         const header = text;
         text = "";
-        begin(header);
+        setImmediate(begin, header); // a signal that came before is dealt with before
       }
     })
     .on("end", () => reallyExit(0))
@@ -88,25 +86,47 @@ function makeMainModule() {
 }
 
 function setUp() {
-  for (const name of ["stdout", "stderr"]) {
+  for (const [fd, name] of [
+    [1, "stdout"],
+    [2, "stderr"],
+  ]) {
     const { get, enumerable } = Object.getOwnPropertyDescriptor(process, name);
     let stream = null;
-    const getOnce = () => {
-      if (stream === null) {
-        stream = Reflect.apply(get, process, []);
-        // Writes to a pipe are queued when it is full. Ours are over when they return, so that a run's output is out
-        // when its end is announced, and nothing is lost when the process exits.
-        stream._handle?.setBlocking?.(true);
-        outputs.add(stream);
-        if (isMuted) mute(stream);
-      }
-      return stream;
-    };
+    const getOnce = () => (stream ??= makeDirect(Reflect.apply(get, process, []), fd));
     Object.defineProperty(process, name, { configurable: true, enumerable, get: getOnce });
   }
   Error.prepareStackTrace = formatStack;
   process.on("uncaughtException", uncaught);
 }
+
+// What a stream holds back when its pipe is full would be lost at an exit, or come after the end of its run; and what
+// is interrupted in the middle of a write never writes again. So writes are direct, and over when they return.
+function makeDirect(stream, fd) {
+  const { write } = stream;
+  stream._handle?.setBlocking?.(true);
+  stream.write = function (chunk, encoding, callback) {
+    const bytes = typeof chunk === "string" ? Buffer.from(chunk, typeof encoding === "string" ? encoding : "utf8") : chunk;
+    if (!(bytes instanceof Uint8Array)) return Reflect.apply(write, this, [chunk, encoding, callback]); // an error
+    const done = typeof encoding === "function" ? encoding : callback;
+    if (!isMuted) writeAll(fd, bytes);
+    if (typeof done === "function") process.nextTick(done);
+    return true;
+  };
+  return stream;
+}
+
+function writeAll(fd, bytes) {
+  for (let at = 0; at < bytes.length; ) {
+    try {
+      at += fs.writeSync(fd, bytes, at);
+    } catch (error) {
+      if (error.code !== "EAGAIN") throw error;
+      Atomics.wait(PAUSE, 0, 0, 1); // a child process has made the pipe non-blocking again
+    }
+  }
+}
+
+const PAUSE = new Int32Array(new SharedArrayBuffer(4));
 
 function define(name, value) {
   Object.defineProperty(globalThis, name, { configurable: true, writable: true, enumerable: false, value });
@@ -196,10 +216,14 @@ function begin(header) {
     return;
   }
   if (session === null) {
+    watch();
     listen();
     setUpSession();
     process.exit = exit;
+    Atomics.wait(shared, ARMED, 0, 1000); // the threads have started side by side
   }
+  keepWatching();
+  Atomics.add(shared, RUN, 1);
   run = { token, file: `${RUNS}/${number}.js`, isOnce: false, isSettled: false, echo: has("echo"), exit: undefined };
   remember(run.file, code);
   evaluate(code, run);
@@ -209,18 +233,16 @@ function evaluate(code, run) {
   const expression = `${withImports(code)}\n//# sourceURL=${run.file}`;
   const options = { expression, replMode: true, awaitPromise: true, objectGroup: run.token };
   isEvaluating = true;
-  try {
-    guarded(() => session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer)));
-  } catch (error) {
-    if (error?.code !== "ERR_SCRIPT_EXECUTION_INTERRUPTED") throw error;
-    settle(run, 130);
-  } finally {
-    isEvaluating = false;
-  }
+  session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer));
+  isEvaluating = false;
 }
 
 function evaluated(run, error, answer) {
   if (run.isSettled) return;
+  if (Atomics.load(shared, INTERRUPTED) === Atomics.load(shared, RUN) && process.listenerCount("SIGINT") === 1) {
+    settle(run, 130); // whatever it was that the signal ended it with, as that of a child process
+    return;
+  }
   if (error) {
     // What ends an evaluation without an answer: process.exit(), and an interrupt.
     settle(run, run.exit ?? 130);
@@ -272,8 +294,9 @@ function settle(run, code) {
 function finish(ended) {
   const code = Number(ended.exit ?? process.exitCode ?? 0) & 255;
   process.exitCode = undefined;
+  Atomics.add(shared, RUN, 1);
+  keepWatching();
   isMuted = false;
-  for (const unmute of unmutes.splice(0)) unmute();
   run = null;
   answer(ended.token, code);
 }
@@ -294,21 +317,6 @@ function take(object) {
 }
 
 const TAKE = "__hutch_take";
-const GUARD = "__hutch_guard";
-const guard = new vm.Script(`${GUARD}()`, { filename: __filename });
-
-// A loop that never ends can be interrupted while this is on the stack. Not so for code that listens for the signal.
-function guarded(call) {
-  if (process.listenerCount("SIGINT") > 1) {
-    call();
-    return;
-  }
-  define(GUARD, () => {
-    delete globalThis[GUARD];
-    call();
-  });
-  guard.runInThisContext({ breakOnSigint: true, displayErrors: false });
-}
 
 // ---- the only run ---------------------------------------------------------------------------------------------------
 
@@ -322,11 +330,11 @@ function runOnce(code) {
     }
   };
   process.argv[1] = MAIN;
+  process.removeListener("SIGINT", interrupted); // it ends with the process, whatever that is doing
   try {
-    guarded(() => runMain(code));
+    runMain(code);
   } catch (error) {
-    if (error?.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED") interrupted();
-    else uncaught(error);
+    uncaught(error);
   }
 }
 
@@ -393,36 +401,98 @@ function exit(code) {
       session.post("Runtime.terminateExecution");
       for (;;);
     }
-    isMuted = true;
-    outputs.forEach(mute);
+    isMuted = true; // whoever catches what is thrown here has nothing to say any more
     settle(run, run.exit);
   }
   throw EXIT; // in a callback, Node.js does not survive a termination
 }
 
-// Whoever catches what process.exit() throws has nothing to say any more.
-function mute(stream) {
-  const own = Object.getOwnPropertyDescriptor(stream, "write");
-  const write = (...rest) => {
-    const last = rest.at(-1);
-    if (typeof last === "function") process.nextTick(last);
-    return true;
-  };
-  stream.write = write;
-  unmutes.push(() => {
-    if (stream.write !== write) return;
-    if (own === undefined) delete stream.write;
-    else Object.defineProperty(stream, "write", own);
-  });
+function interrupted() {
+  if (run !== null && process.listenerCount("SIGINT") === 1) settle(run, 130);
 }
 
-function interrupted() {
-  if (run === null || run.isSettled || process.listenerCount("SIGINT") > 1) return;
-  if (run.isOnce) {
-    answerOnce(130);
-    reallyExit(130);
+// A thread of its own takes SIGINT, as this one does not hear of it while user code does not return. What waits for the
+// end of a script that can be interrupted is told at once, and can tell this thread by an inspector's message, for which
+// V8 stops even in a loop that never ends. But first this thread gets the time to end the run by itself.
+
+let watcher = null;
+let shared = null;
+// The number of the run, odd while it is active; the same of the one last interrupted; how many interrupts this thread
+// has seen; what wakes the other; and whether that waits.
+const [RUN, INTERRUPTED, SEEN, BELL, ARMED] = [0, 1, 2, 3, 4];
+
+function watch() {
+  const { Worker } = require("worker_threads");
+  shared = new Int32Array(new SharedArrayBuffer(20));
+  watcher = new Worker(`(${watchMain})()`, {
+    eval: true,
+    workerData: { shared, RUN, INTERRUPTED, SEEN, BELL, ARMED },
+    stdout: false,
+    stderr: false,
+    resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4, stackSizeMb: 1 },
+  });
+  watcher.on("message", () => {
+    Atomics.add(shared, SEEN, 1);
+    Atomics.notify(shared, SEEN);
+    process.emit("SIGINT", "SIGINT", 2);
+  });
+  watcher.on("error", () => {}); // without it, an interrupt waits for user code to return
+  watcher.unref();
+}
+
+// User code that takes away all listeners takes the signal from everybody.
+function keepWatching() {
+  if (process.listeners("SIGINT").includes(interrupted)) return;
+  process.on("SIGINT", interrupted);
+  Atomics.add(shared, BELL, 1);
+  Atomics.notify(shared, BELL);
+}
+
+function watchMain() {
+  const { Session } = require("inspector");
+  const vm = require("vm");
+  const { parentPort, workerData } = require("worker_threads");
+  const { shared, RUN, INTERRUPTED, SEEN, BELL, ARMED } = workerData;
+  const session = new Session();
+  session.connectToMainThread();
+
+  function interrupt() {
+    const run = Atomics.load(shared, RUN);
+    const seen = Atomics.load(shared, SEEN);
+    if (run % 2 === 0) return;
+    Atomics.store(shared, INTERRUPTED, run);
+    parentPort.postMessage(null);
+    Atomics.wait(shared, SEEN, seen, 500);
+    const isStuck = Atomics.load(shared, SEEN) === seen && Atomics.load(shared, RUN) === run;
+    if (isStuck) session.post("Runtime.terminateExecution");
   }
-  settle(run, 130);
+
+  // The outer script keeps the signal while the inner one is between two waits.
+  globalThis.waitInside = () => {
+    Atomics.store(shared, ARMED, 1);
+    Atomics.notify(shared, ARMED);
+    Atomics.wait(shared, BELL, bell);
+  };
+  globalThis.waitOutside = () => {
+    while (Atomics.load(shared, BELL) === bell) {
+      if (isInterrupted(inner)) interrupt();
+    }
+  };
+  const inner = new vm.Script("waitInside()");
+  const outer = new vm.Script("waitOutside()");
+  const isInterrupted = (script) => {
+    try {
+      script.runInThisContext({ breakOnSigint: true });
+      return false;
+    } catch {
+      return true;
+    }
+  };
+  let bell;
+  for (;;) {
+    bell = Atomics.load(shared, BELL);
+    if (isInterrupted(outer)) interrupt();
+  }
 }
 
 function uncaught(error) {
