@@ -171,7 +171,7 @@ class Caller:
         return value
 
     def _heard(self, start: int) -> str:
-        return os.pread(self._said, 20_000, start).decode(errors="replace")
+        return os.pread(self._said, 5000, start).decode(errors="replace")
 
     def end(self) -> None:
         """End the process, with whatever it takes."""

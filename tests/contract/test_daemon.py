@@ -145,10 +145,10 @@ def test_a_session_remembers_its_environment(keeper: Keeper) -> None:
 def test_what_is_asked_of_a_session_again_must_be_what_it_has(own_keeper: Keeper) -> None:
     (own_keeper.hutch.home / "shown").mkdir()
     try:
-        flags = ("--memory", "256M", "--mount", "shown:/data", "--env", "A=1")
+        flags = ("--memory", "400M", "--mount", "shown:/data", "--env", "A=1")
         assert own_keeper.run("x = 1", *flags).exit_code == 0
         assert own_keeper.run("import os; print(x, os.environ['A'], os.listdir('/data'))", *flags).stdout == "1 1 []\n"
-        assert own_keeper.run("print(x)", "--memory", "256M", "--timeout", "20", "--pids", "128").stdout == "1\n"
+        assert own_keeper.run("print(x)", "--memory", "400M", "--timeout", "20", "--pids", "128").stdout == "1\n"
         assert own_keeper.run("print(x)", "--mount", "shown:/data", cwd=own_keeper.hutch.home).stdout == "1\n"
         for flag, value, told in (("--memory", "512M", "memory_mb"), ("--env", "A=2", "env"), ("--pids", "9", "pids")):
             refused = own_keeper.run("print(x)", flag, value)
@@ -165,7 +165,7 @@ def test_settings_make_a_session_and_do_not_contradict_it_later(own_keeper: Keep
     settings = own_keeper.data.parent / "settings.toml"
     look = "import os; print(x, os.environ.get('FROM'), os.sysconf('SC_PAGESIZE') > 0)"
     try:
-        settings.write_text('[defaults]\nmemory_mb = 128\nenv = {FROM = "settings"}\n[environments.mine]\n')
+        settings.write_text('[defaults]\nmemory_mb = 400\nenv = {FROM = "settings"}\n[environments.mine]\n')
         settings.write_text(settings.read_text() + 'preset = "python"\npids = 64\n')
         assert own_keeper.run("x = 1", "--config", settings, "--env", "B=2").exit_code == 0
         assert own_keeper.run(look).stdout == "1 settings True\n"
@@ -803,7 +803,9 @@ def test_a_conversation_with_python(keeper: Keeper, terminal: Callable[..., Term
 
     def is_clear() -> bool:
         # Python itself misses a Ctrl-C between the prompt and its first wait for a key.
-        screen.type("\x03'ma' 'rk'\n")
+        screen.type("\x03")
+        wait_until(lambda: ">>> " in screen.look(0.1), seconds=1)
+        screen.type("'ma' 'rk'\n")
         return wait_until(lambda: "'mark'\r\n" in screen.look(0.1), seconds=3)
 
     assert wait_until(is_clear, seconds=30), screen._shown

@@ -1,7 +1,8 @@
 "use strict";
 // The driver of a persistent Node.js: runs code that arrives on a descriptor, again and again, in one process.
 //
-// Started as `node node.js RUNS`. A session's code is evaluated by V8's own REPL mode, through the inspector of this
+// Started as `node --no-force-async-hooks-checks node.js RUNS`; without the option an interrupt of a callback of a timer
+// ends the process. A session's code is evaluated by V8's own REPL mode, through the inspector of this
 // very thread: `let`, `const` and `class` can be declared anew, and `await` works at the top level. Between runs the
 // event loop goes on, and so do timers, sockets and child processes.
 //
@@ -15,6 +16,8 @@ const CODE = 4;
 const STDIN = 5;
 const RUNS = process.argv[process.argv.length - 1];
 const HERE = process.cwd();
+const soon = setImmediate; // user code may well replace the global one, and `then`
+const { then } = Promise.prototype;
 const MAIN = `${HERE === "/" ? "" : HERE}/main.js`; // what relative names start from; no such file need exist
 
 let run = null; // the active one
@@ -36,7 +39,7 @@ const vm = require("vm");
 const main = makeMainModule();
 setUp();
 const first = readHeader();
-setImmediate(begin, first);
+soon(begin, first);
 
 // ---- the host -------------------------------------------------------------------------------------------------------
 
@@ -60,7 +63,7 @@ function listen() {
       if (text.includes("\n")) {
         const header = text;
         text = "";
-        setImmediate(begin, header); // a signal that came before is dealt with before
+        soon(begin, header); // a signal that came before is dealt with before
       }
     })
     .on("end", () => reallyExit(0))
@@ -82,6 +85,7 @@ function makeMainModule() {
   delete require.cache[__filename];
   process.mainModule = main;
   process.argv.splice(1);
+  process.execArgv.splice(0);
   return main;
 }
 
@@ -105,7 +109,8 @@ function makeDirect(stream, fd) {
   const { write } = stream;
   stream._handle?.setBlocking?.(true);
   stream.write = function (chunk, encoding, callback) {
-    const bytes = typeof chunk === "string" ? Buffer.from(chunk, typeof encoding === "string" ? encoding : "utf8") : chunk;
+    const name = typeof encoding === "string" ? encoding : "utf8";
+    const bytes = typeof chunk === "string" ? Buffer.from(chunk, name) : chunk;
     if (!(bytes instanceof Uint8Array)) return Reflect.apply(write, this, [chunk, encoding, callback]); // an error
     const done = typeof encoding === "function" ? encoding : callback;
     if (!isMuted) writeAll(fd, bytes);
@@ -230,11 +235,25 @@ function begin(header) {
 }
 
 function evaluate(code, run) {
-  const expression = `${withImports(code)}\n//# sourceURL=${run.file}`;
+  const text = run.echo && isObject(code) ? `(${code.trim()})` : code;
+  const expression = `${withImports(text)}\n//# sourceURL=${run.file}`;
   const options = { expression, replMode: true, awaitPromise: true, objectGroup: run.token };
   isEvaluating = true;
   session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer));
   isEvaluating = false;
+}
+
+// As in a REPL, what can be either is an object and not a block.
+function isObject(code) {
+  return /^\s*\{[^]*\}\s*$/.test(code) && compiles(`(${code.trim()}\n)`);
+}
+
+function compiles(code) {
+  try {
+    return new vm.Script(code) !== null;
+  } catch {
+    return false;
+  }
 }
 
 function evaluated(run, error, answer) {
@@ -256,11 +275,7 @@ function evaluated(run, error, answer) {
     fail(run, value, details);
   } else if (object.subtype === "promise") {
     // The last thing that much code does is to call its main function.
-    Promise.prototype.then.call(
-      value,
-      () => complete(run, value),
-      (reason) => fail(run, reason),
-    );
+    Reflect.apply(then, value, [() => complete(run, value), (reason) => fail(run, reason)]);
   } else {
     complete(run, value);
   }
@@ -270,8 +285,9 @@ function complete(run, value) {
   if (run.isSettled) return;
   if (run.echo && value !== undefined) process.stdout.write(`${inspect(value, { showProxy: true })}\n`);
   // Input that is being read ends soon, as it is a file, and code that waits for its end would print into the next run.
-  if (stdin !== null && !stdin.destroyed && !stdin.readableEnded && (stdin.readableFlowing || stdin.listenerCount("readable"))) {
-    for (const event of ["end", "close", "error"]) stdin.once(event, () => setImmediate(settle, run));
+  const isRead = stdin !== null && !stdin.destroyed && !stdin.readableEnded;
+  if (isRead && (stdin.readableFlowing || stdin.listenerCount("readable") > 0)) {
+    for (const event of ["end", "close", "error"]) stdin.once(event, () => soon(settle, run));
   } else {
     settle(run);
   }
@@ -280,7 +296,7 @@ function complete(run, value) {
 function fail(run, error, details) {
   if (run.isSettled || error === EXIT) return;
   report(error, details);
-  settle(run, 1);
+  settle(run, error?.signal === "SIGINT" ? 130 : 1); // a child process may be faster to tell
 }
 
 // Not at once: what was rejected meanwhile and has no handler is a failure of this run, and is known a moment later.
@@ -288,7 +304,7 @@ function settle(run, code) {
   if (run.isSettled) return;
   run.isSettled = true;
   run.exit ??= code;
-  setImmediate(() => setImmediate(finish, run));
+  soon(() => soon(finish, run));
 }
 
 function finish(ended) {
@@ -339,20 +355,12 @@ function runOnce(code) {
 }
 
 function runMain(code) {
-  if (/\b(?:import|await)\b/.test(code) && !isCommonJs(code)) {
+  if (/\b(?:import|await)\b/.test(code) && !compiles(Module.wrap(code))) {
     runModule(code);
   } else {
     require.cache[MAIN] = main;
     main._compile(code, MAIN, "commonjs");
     main.loaded = true;
-  }
-}
-
-function isCommonJs(code) {
-  try {
-    return new vm.Script(Module.wrap(code)) !== null;
-  } catch {
-    return false;
   }
 }
 
@@ -429,7 +437,7 @@ function watch() {
     workerData: { shared, RUN, INTERRUPTED, SEEN, BELL, ARMED },
     stdout: false,
     stderr: false,
-    resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4, stackSizeMb: 1 },
+    resourceLimits: { maxOldGenerationSizeMb: 32, maxYoungGenerationSizeMb: 4, stackSizeMb: 1 },
   });
   watcher.on("message", () => {
     Atomics.add(shared, SEEN, 1);
@@ -462,7 +470,7 @@ function watchMain() {
     if (run % 2 === 0) return;
     Atomics.store(shared, INTERRUPTED, run);
     parentPort.postMessage(null);
-    Atomics.wait(shared, SEEN, seen, 500);
+    Atomics.wait(shared, SEEN, seen, 250);
     const isStuck = Atomics.load(shared, SEEN) === seen && Atomics.load(shared, RUN) === run;
     if (isStuck) session.post("Runtime.terminateExecution");
   }
@@ -599,71 +607,70 @@ const BEFORE_REGEXP = /^(?:await|case|delete|do|else|in|instanceof|new|of|return
 // text and what is code, and how deep it is in brackets.
 function withImports(code) {
   if (!/\bimport\b/.test(code)) return code;
+  const parts = [];
   const templates = []; // how deep in brackets each open `${` was
   let depth = 0;
   let before = ";"; // the token before, blanks and comments apart
   let startsLine = true;
-  let text = "";
+  let copied = 0;
   let at = 0;
-  const take = (end) => {
-    text += code.slice(at, end);
-    at = end;
+  const replace = (end, text) => {
+    parts.push(code.slice(copied, at), text);
+    copied = at = end;
   };
-  const takeTemplate = () => {
+  const skipTemplate = () => {
     TEMPLATE.lastIndex = at;
     const found = TEMPLATE.exec(code);
-    take(found === null ? code.length : TEMPLATE.lastIndex);
+    at = found === null ? code.length : TEMPLATE.lastIndex;
+    before = "`";
     if (found !== null && found[1] === "${") {
       templates.push(depth++);
       before = "{";
-    } else {
-      before = "`";
     }
   };
   while (at < code.length) {
     TOKEN.lastIndex = at;
     const [token] = TOKEN.exec(code);
+    const end = at + token.length;
     if (/^(?:\s|\/\/|\/\*)/.test(token)) {
       startsLine ||= token.includes("\n");
-      take(at + token.length);
+      at = end;
       continue;
     }
-    const isBehindDot = before === "." || before === "?.";
     if (token === "`") {
-      take(at + 1);
-      takeTemplate();
+      at = end;
+      skipTemplate();
     } else if (token === "}" && templates.length > 0 && templates[templates.length - 1] === depth - 1) {
       depth = templates.pop();
-      take(at + 1);
-      takeTemplate();
+      at = end;
+      skipTemplate();
     } else if (token === "/" && BEFORE_REGEXP.test(before)) {
       REGEXP.lastIndex = at;
-      take(REGEXP.test(code) ? REGEXP.lastIndex : at + 1);
+      at = REGEXP.test(code) ? REGEXP.lastIndex : end;
       before = ")";
-    } else if (token === "import" && !isBehindDot && isExpression(code, at + 6)) {
-      text += IMPORT;
-      at += token.length;
-      before = token;
-    } else if (token === "import" && !isBehindDot && depth === 0 && (startsLine || /^[;}]$/.test(before))) {
+    } else if (token === "import" && before !== "." && before !== "?.") {
       STATIC.lastIndex = at;
-      const found = STATIC.exec(code);
-      if (found === null) {
-        take(at + token.length);
+      const found = depth === 0 && (startsLine || before === ";" || before === "}") ? STATIC.exec(code) : null;
+      if (isExpression(code, end)) {
+        replace(end, IMPORT);
         before = token;
-      } else {
-        text += importStatement(found) + "\n".repeat(found[0].split("\n").length - 1);
-        at += found[0].length;
+      } else if (found !== null) {
+        const lines = found[0].split("\n").length - 1;
+        replace(at + found[0].length, importStatement(found) + "\n".repeat(lines));
         before = ";";
+      } else {
+        at = end;
+        before = token;
       }
     } else {
-      if (/^[([{]$/.test(token)) depth++;
-      if (/^[)\]}]$/.test(token)) depth--;
-      take(at + token.length);
+      if (token === "(" || token === "[" || token === "{") depth++;
+      if (token === ")" || token === "]" || token === "}") depth--;
+      at = end;
       before = token;
     }
     startsLine = false;
   }
-  return text;
+  return parts.join("") + code.slice(copied);
 }
 
 function isExpression(code, at) {
