@@ -36,23 +36,26 @@ class Value:
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     fields_: ClassVar[tuple[str, ...]] = ()
-    defaults_: ClassVar[dict[str, Any]] = {}
+    template_: ClassVar[dict[str, Any]] = {}
+    """Every field in its order, with its default where it has one."""
+    known_: ClassVar[frozenset[str]] = frozenset()
+    required_: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         cls.fields_ = tuple(name for name in cls.__annotations__ if name[-1] != "_")
-        cls.defaults_ = {name: cls.__dict__[name] for name in cls.fields_ if name in cls.__dict__}
+        cls.template_ = {name: cls.__dict__.get(name) for name in cls.fields_}
+        cls.known_ = frozenset(cls.fields_)
+        cls.required_ = frozenset(name for name in cls.fields_ if name not in cls.__dict__)
 
     def __init__(self, **values: Any) -> None:
+        if not self.required_ <= values.keys():
+            raise TypeError(f"{type(self).__name__} needs {', '.join(sorted(self.required_ - values.keys()))}")
+        if not values.keys() <= self.known_:
+            unknown = [name for name in values if name not in self.known_]
+            raise TypeError(f"{type(self).__name__} has no {', '.join(unknown)}")
         state = self.__dict__
-        for name in self.fields_:
-            if name in values:
-                state[name] = values.pop(name)
-            elif name in self.defaults_:
-                state[name] = self.defaults_[name]
-            else:
-                raise TypeError(f"{type(self).__name__} needs {name}")
-        if values:
-            raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
+        state.update(self.template_)
+        state.update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen; use replace({name}=...)")
@@ -72,7 +75,12 @@ class Value:
 
     def replace(self, **changes: Any) -> Self:
         """The same value with some fields changed."""
-        return type(self)(**{**self.__dict__, **changes})
+        if not changes.keys() <= self.known_:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(changes.keys() - self.known_)}")
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__)
+        changed.__dict__.update(changes)
+        return changed
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ def spawn(
     stderr: int,
     fds: Iterable[int] = (),
     variables: Mapping[str, str] | None = None,
+    closes_all: bool = False,
 ) -> Process:
     """Start a program.
 
@@ -88,6 +89,8 @@ def spawn(
         stdin, stdout, stderr: descriptors of ours, above 2.
         fds: further descriptors, seen by the child under the same numbers.
         variables: its whole environment.
+        closes_all: the program itself closes every descriptor but those it was given; to look for them here takes
+            the longer the more there are.
 
     Raises:
         HostError: the program cannot be executed.
@@ -98,7 +101,8 @@ def spawn(
     # A descriptor duplicated on itself loses close-on-exec in the child alone.
     kept = tuple(fds)
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in kept]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd > 2 and fd not in kept]
+    if not closes_all:
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd > 2 and fd not in kept]
     try:
         pid = os.posix_spawn(
             argv[0],
@@ -200,7 +204,15 @@ def _ends_by(child: Process, deadline: float) -> bool:
 
 def make_token() -> str:
     """A name for what this process leaves on the host: its pid, its start time, who counts the pids, and chance."""
-    return f"{os.getpid()}-{start_time(os.getpid())}-{_pid_namespace()}-{os.urandom(4).hex()}"
+    pid = os.getpid()
+    if pid not in _own_names:
+        _own_names.clear()
+        _own_names[pid] = f"{pid}-{start_time(pid)}-{_pid_namespace()}"
+    return f"{_own_names[pid]}-{os.urandom(4).hex()}"
+
+
+_own_names: dict[int, str] = {}
+"""By pid, because a fork has another."""
 
 
 def _pid_namespace() -> int:

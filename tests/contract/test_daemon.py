@@ -430,6 +430,18 @@ def test_code_that_changed_gets_a_daemon_of_its_own(own_keeper: Keeper) -> None:
     assert not living({before})
 
 
+def test_a_session_without_a_sandbox_is_let_go_of(own_keeper: Keeper) -> None:
+    idle = {"HUTCH_DAEMON_IDLE": "1"}
+    own_keeper.run("x = 1", variables=idle)
+    own_keeper.run("x = 1", session="other")
+    busy = own_keeper.command("run", "--json", "--no-daemon", "-s", "s", "print(1)")
+    assert busy.outcome == "session.busy"
+    assert own_keeper.command("kill", "s").exit_code == 0
+    assert wait_until(lambda: own_keeper.ask("status")["sessions"] == 1)
+    assert own_keeper.command("run", "--no-daemon", "-s", "s", "print(1)").stdout == "1\n"
+    assert own_keeper.run("print(x)", session="other").stdout == "1\n"
+
+
 def test_a_daemon_whose_socket_vanished_makes_room(own_keeper: Keeper) -> None:
     own_keeper.run("x = 1")
     before = own_keeper.pid
@@ -951,6 +963,18 @@ def test_ps_shows_what_runs_and_kill_ends_it(keeper: Keeper) -> None:
     assert LOST in after.stderr
     again = next(one for one in _ps(keeper) if one["session"] == record["sessionId"])
     assert keeper.command("kill", "--json", again["id"]).json == {"ended": [again["id"]]}
+
+
+def test_a_run_whose_sandbox_is_killed_says_so(keeper: Keeper) -> None:
+    with keeper.start("run", "-s", "s", "print('up', flush=True); import time; time.sleep(60)") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        assert keeper.pid
+        assert keeper.command("kill", "s").exit_code == 0
+        complaints = child.communicate(timeout=DEADLINE_SECONDS)[1]
+    assert child.returncode == 137
+    assert "killed from outside" in complaints
+    assert keeper.run("print(1)").stdout == "1\n"
 
 
 def _ps(keeper: Keeper) -> list[dict[str, Any]]:

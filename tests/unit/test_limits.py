@@ -59,7 +59,7 @@ def test_version_2_without_the_cpu_controller_binds_to_cpus() -> None:
     base = CgroupBase(version=2, directories=V2.directories[:2])
     planned = plan(base)
     assert "cpu.max" not in dict(planned.cgroups[0][1])
-    assert planned.affinity == "2,3"
+    assert planned.affinity == "2,7"
     assert dict(planned.enforced)["cpus"] == "process"
 
 
@@ -161,20 +161,29 @@ def test_without_a_wall_time_there_is_no_cpu_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "allowed", "affinity"),
+    ("cpus", "allowed", "count"),
     [
-        (1.0, (0, 1, 2, 3), "0"),
-        (0.1, (4, 6), "4"),
-        (2.0, (4, 6, 8), "4,6"),
+        (1.0, (0, 1, 2, 3), 1),
+        (0.1, (4, 6), 1),
+        (2.0, (4, 6, 8), 2),
         (4.0, (0, 1, 2, 3), None),
         (8.0, (0, 1), None),
         (1.0, (3,), None),
     ],
 )
 def test_without_the_cpu_controller_a_sandbox_is_bound_to_cpus_that_we_may_use(
-    cpus: float, allowed: tuple[int, ...], affinity: str | None
+    cpus: float, allowed: tuple[int, ...], count: int | None
 ) -> None:
-    assert plan(None, BOUNDS.replace(cpus=cpus), cpus=allowed).affinity == affinity
+    affinity = plan(None, BOUNDS.replace(cpus=cpus), cpus=allowed).affinity
+    bound = None if affinity is None else {int(cpu) for cpu in affinity.split(",")}
+    assert bound is None if count is None else bound is not None
+    assert bound is None or (len(bound) == count and bound <= set(allowed))
+
+
+def test_sandboxes_are_spread_over_the_cpus() -> None:
+    bounds = BOUNDS.replace(cpus=1.0)
+    planned = [limits.plan_limits(bounds, None, f"1-2-{n:08x}", (0, 1, 2, 3), strict=False) for n in range(40)]
+    assert {plan.affinity for plan in planned} == {"0", "1", "2", "3"}
 
 
 def test_with_the_cpu_controller_nothing_is_bound() -> None:

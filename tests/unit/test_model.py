@@ -40,7 +40,7 @@ class Point(Value):
 
 def test_fields_are_the_annotated_names_in_order() -> None:
     assert Point.fields_ == ("x", "y")
-    assert Point.defaults_ == {"y": 0}
+    assert (Point.template_, Point.required_) == ({"x": None, "y": 0}, {"x"})
 
 
 def test_a_default_stands_in_for_a_missing_field() -> None:

@@ -101,6 +101,7 @@ class _Run:
                 stdout=theirs[0],
                 stderr=theirs[1],
                 fds=(words, status, lifeline, gate),
+                closes_all=True,
             )
         except BaseException:
             for name, pipe in pipes.items():

@@ -1,10 +1,12 @@
 "use strict";
 // The driver of a persistent Node.js: runs code that arrives on a descriptor, again and again, in one process.
 //
-// Started as `node --no-force-async-hooks-checks node.js RUNS`; without the option an interrupt of a callback of a timer
-// ends the process. A session's code is evaluated by V8's own REPL mode, through the inspector of this
-// very thread: `let`, `const` and `class` can be declared anew, and `await` works at the top level. Between runs the
-// event loop goes on, and so do timers, sockets and child processes.
+// Started as `node --no-force-async-hooks-checks node.js [session] RUNS`. Without the option Node.js does not survive the
+// interrupt of a timer. The word announces that more than one run may come, and makes the first one faster.
+//
+// A session's code is evaluated by V8's own REPL mode, through the inspector of this very thread: `let`, `const` and
+// `class` can be declared anew, and `await` works at the top level. Between runs the event loop goes on, and so do
+// timers, sockets and child processes.
 //
 // A run that is the only one of its process is compiled as the main module, as `node main.js` would, and ends when
 // nothing is left to do.
@@ -15,9 +17,12 @@ const CONTROL = 3;
 const CODE = 4;
 const STDIN = 5;
 const RUNS = process.argv[process.argv.length - 1];
+const IS_SESSION = process.argv.length > 3;
 const HERE = process.cwd();
-const soon = setImmediate; // user code may well replace the global one, and `then`
+// User code may replace these.
+const soon = setImmediate;
 const { then } = Promise.prototype;
+const { closeSync, openSync, readSync, writeSync } = fs;
 const MAIN = `${HERE === "/" ? "" : HERE}/main.js`; // what relative names start from; no such file need exist
 
 let run = null; // the active one
@@ -27,8 +32,14 @@ let stdin = null; // the run's stream, once it was asked for
 let isMuted = false; // whether user code has called process.exit(), and what it still prints is lost
 const sources = new Map(); // name to code, of the last runs
 
+let watcher = null; // the thread that waits for interrupts
+let shared = null; // with it
+// The number of the run, odd while it is active; the same of the one last interrupted; how many interrupts this thread
+// has seen; what wakes the other; and whether that waits.
+const [RUN, INTERRUPTED, SEEN, BELL, ARMED] = [0, 1, 2, 3, 4];
+
 process.on("SIGINT", interrupted);
-fs.writeSync(CONTROL, "ready\n");
+writeSync(CONTROL, "ready\n");
 
 // Everything up to the first run happens while the host does something else. Signals that arrived meanwhile are dealt
 // with before the immediate.
@@ -38,6 +49,7 @@ const Module = require("module");
 const vm = require("vm");
 const main = makeMainModule();
 setUp();
+if (IS_SESSION) watch();
 const first = readHeader();
 soon(begin, first);
 
@@ -47,7 +59,7 @@ function readHeader() {
   const buffer = Buffer.alloc(4096);
   let text = "";
   while (!text.includes("\n")) {
-    const size = fs.readSync(CONTROL, buffer, 0, buffer.length, null);
+    const size = readSync(CONTROL, buffer, 0, buffer.length, null);
     if (size === 0) process.reallyExit(0); // the host is gone
     text += buffer.latin1Slice(0, size);
   }
@@ -71,7 +83,7 @@ function listen() {
 }
 
 function answer(token, code) {
-  fs.writeSync(CONTROL, `done ${token} ${code}\n`);
+  writeSync(CONTROL, `done ${token} ${code}\n`);
 }
 
 // ---- what user code finds -------------------------------------------------------------------------------------------
@@ -123,7 +135,7 @@ function makeDirect(stream, fd) {
 function writeAll(fd, bytes) {
   for (let at = 0; at < bytes.length; ) {
     try {
-      at += fs.writeSync(fd, bytes, at);
+      at += writeSync(fd, bytes, at);
     } catch (error) {
       if (error.code !== "EAGAIN") throw error;
       Atomics.wait(PAUSE, 0, 0, 1); // a child process has made the pipe non-blocking again
@@ -188,8 +200,12 @@ function setUpSession() {
 function replaceStdin(size) {
   stdin?.destroy();
   stdin = null;
-  fs.closeSync(0);
-  fs.openSync(size > 0 ? `/proc/self/fd/${STDIN}` : "/dev/null", "r"); // the lowest number that is free
+  try {
+    closeSync(0);
+  } catch {
+    // user code has done so
+  }
+  openSync(size > 0 ? `/proc/self/fd/${STDIN}` : "/dev/null", "r"); // the lowest number that is free
   Object.defineProperty(process, "stdin", {
     configurable: true,
     enumerable: true,
@@ -206,7 +222,7 @@ function begin(header) {
   const [, token, number, codeBytes, stdinBytes, , flags] = header.trim().split(" ");
   const bytes = Buffer.allocUnsafe(Number(codeBytes));
   for (let at = 0; at < bytes.length; ) {
-    const size = fs.readSync(CODE, bytes, at, bytes.length - at, at);
+    const size = readSync(CODE, bytes, at, bytes.length - at, at);
     if (size === 0) throw new Error("the code is shorter than announced");
     at += size;
   }
@@ -221,7 +237,7 @@ function begin(header) {
     return;
   }
   if (session === null) {
-    watch();
+    if (watcher === null) watch();
     listen();
     setUpSession();
     process.exit = exit;
@@ -239,8 +255,11 @@ function evaluate(code, run) {
   const expression = `${withImports(text)}\n//# sourceURL=${run.file}`;
   const options = { expression, replMode: true, awaitPromise: true, objectGroup: run.token };
   isEvaluating = true;
-  session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer));
-  isEvaluating = false;
+  try {
+    session.post("Runtime.evaluate", options, (error, answer) => evaluated(run, error, answer));
+  } finally {
+    isEvaluating = false;
+  }
 }
 
 // As in a REPL, what can be either is an object and not a block.
@@ -419,15 +438,9 @@ function interrupted() {
   if (run !== null && process.listenerCount("SIGINT") === 1) settle(run, 130);
 }
 
-// A thread of its own takes SIGINT, as this one does not hear of it while user code does not return. What waits for the
-// end of a script that can be interrupted is told at once, and can tell this thread by an inspector's message, for which
-// V8 stops even in a loop that never ends. But first this thread gets the time to end the run by itself.
-
-let watcher = null;
-let shared = null;
-// The number of the run, odd while it is active; the same of the one last interrupted; how many interrupts this thread
-// has seen; what wakes the other; and whether that waits.
-const [RUN, INTERRUPTED, SEEN, BELL, ARMED] = [0, 1, 2, 3, 4];
+// A thread of its own takes SIGINT, as this one does not hear of it while user code does not return. There the signal
+// ends a script that does nothing but wait. What follows is a message to this thread, and where that has no time for
+// messages one of the inspector, for which V8 stops even in a loop that never ends.
 
 function watch() {
   const { Worker } = require("worker_threads");
@@ -595,13 +608,26 @@ function formatStack(error, frames) {
 // As long as the word it stands for, so that nothing moves.
 const IMPORT = "$mport";
 
-const TOKEN =
-  /\/\/.*|\/\*[^]*?\*\/|'(?:[^'\\\n]|\\[^])*'|"(?:[^"\\\n]|\\[^])*"|[\w$\u0080-\uffff]+|=>|\+\+|--|\?\.|\s+|[^]/g;
+const either = (flags, ...parts) => new RegExp(parts.map((part) => part.source).join("|"), flags);
+const all = (flags, ...parts) => new RegExp(parts.map((part) => part.source).join(""), flags);
+const TOKEN = either(
+  "g",
+  /\/\/.*|\/\*[^]*?\*\//,
+  /'(?:[^'\\\n]|\\[^])*'|"(?:[^"\\\n]|\\[^])*"/,
+  /[\w$\u0080-\uffff]+|=>|\+\+|--|\?\.|\s+|[^]/,
+);
 const REGEXP = /\/(?:[^\\/[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/\w*/y;
 const TEMPLATE = /(?:[^`\\$]|\\[^]|\$(?!\{))*(`|\$\{)/y;
-const STATIC =
-  /import\b\s*(?:([\w$\s{},*\u0080-\uffff"'-]*?)\s*\bfrom\s*|(?=["']))(["'])([^"'\n]*)\2(?:\s*\b(?:with|assert)\s*(\{[^{}]*\}))?[ \t]*;?/y;
-const BEFORE_REGEXP = /^(?:await|case|delete|do|else|in|instanceof|new|of|return|throw|typeof|void|yield)$|^[^\w$)\]}"'`]/;
+const STATIC = all(
+  "y",
+  /import\b\s*(?:([\w$\s{},*\u0080-\uffff"'-]*?)\s*\bfrom\s*|(?=["']))/,
+  /(["'])([^"'\n]*)\2(?:\s*\b(?:with|assert)\s*(\{[^{}]*\}))?[ \t]*;?/,
+);
+const BEFORE_REGEXP = either(
+  "",
+  /^(?:await|case|delete|do|else|in|instanceof|new|of|return|throw|typeof|void|yield)$/,
+  /^[^\w$)\]}"'`]/,
+);
 
 // Neither `import()` nor `import.meta` nor the statement is known to V8 here. This is not a parser: it knows what is
 // text and what is code, and how deep it is in brackets.
