@@ -443,9 +443,8 @@ def test_two_hundred_runs_leave_no_more_than_one(caller: Caller) -> None:
             return sum(len(children.read_text().split()) for children in tasks)
 
         with Pool(size=2) as pool:
-            for _ in range(5):
-                pool.run("print(1)")
-            time.sleep(0.3)
+            pool.map(["print(1)"] * 20)  # it has grown as far as it does
+            wait_until(lambda: below() == 8 and time.sleep(0.2) is None and below() == 8)
             before = open_files(), below(), len(os.listdir("/proc/self/task"))
             said = [pool.run(f"print({n})").stdout for n in range(200)]
             settled = wait_until(lambda: (open_files(), below()) <= before[:2], 10)

@@ -1,8 +1,13 @@
-"""The node driver on the real node, without a sandbox: what a session keeps, and what ends a run but not the session."""
+"""The Node.js driver on the real runtime, without a sandbox: what a session keeps, and what ends a run.
+
+GUEST_NODES, paths separated by colons, names other runtimes to try than the system's own.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,19 +17,26 @@ from guest_harness import Driver, Run
 import hutch
 
 GUEST = str(Path(hutch.__file__).parent / "guest" / "node.js")
-NODE = os.environ.get("GUEST_NODE", "/usr/bin/node")
+NODES = os.environ.get("GUEST_NODES", "/usr/bin/node").split(":")
+
+pytestmark = pytest.mark.skipif(shutil.which(NODES[0]) is None, reason="there is no Node.js here")
 
 
-@pytest.fixture(autouse=True)
-def _need_node() -> None:
-    if not os.access(NODE, os.X_OK):
-        must = os.environ.get("HUTCH_MUST", "").split(",")
-        (pytest.fail if {"node", "all"} & set(must) else pytest.skip)("node is not installed")
+@pytest.fixture(params=NODES)
+def argv(request: pytest.FixtureRequest) -> list[str]:
+    return [request.param, "--no-force-async-hooks-checks", GUEST]
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Driver]:
-    with Driver([NODE, GUEST], tmp_path) as driver:
+def driver(argv: list[str], tmp_path: Path) -> Iterator[Driver]:
+    with Driver([*argv, "session"], tmp_path) as driver:
+        yield driver
+
+
+@pytest.fixture
+def script(argv: list[str], tmp_path: Path) -> Iterator[Driver]:
+    """A driver for one run."""
+    with Driver(argv, tmp_path) as driver:
         yield driver
 
 
@@ -32,6 +44,10 @@ def good(run: Run) -> str:
     """What a run printed that went well."""
     assert (run.code, run.stderr, run.died) == (0, b"", None), run
     return run.stdout.decode()
+
+
+def ended(run: Run) -> tuple[int | None, str, str]:
+    return run.code, run.stdout.decode(), run.stderr.decode()
 
 
 def interrupted(driver: Driver, code: str) -> Run:
@@ -42,232 +58,374 @@ def interrupted(driver: Driver, code: str) -> Run:
     return driver.finish()
 
 
+SLEEP = "await new Promise((done) => setTimeout(done, 10));"
+FOREVER = "await new Promise(() => {});"
+
 # ---- what a session keeps -------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_name_can_be_declared_again(driver: Driver) -> None:
-    good(driver.run("const a = 1; let b = 2; class C { x = 1 }; function f() { return a + b }; var v = 9"))
-    assert good(driver.run("console.log(a, b, new C().x, f(), v)")) == "1 2 1 3 9\n"
-    good(driver.run("const a = 10; let b = 20; class C { x = 2 }; var v = 90"))
-    assert good(driver.run("console.log(a, b, new C().x, f(), v)")) == "10 20 2 30 90\n"
+def test_declarations_are_seen_by_later_runs_and_can_be_made_again(driver: Driver) -> None:
+    good(driver.run("let a = 1; const b = 2; var c = 3; class D {}; function sum() { return a + b + c; }"))
+    assert good(driver.run("console.log(sum(), new D())")) == "6 D {}\n"
+    good(driver.run("let a = 10; const b = 20; var c = 30; class D { e() {} }; { let a = 5; }"))
+    assert good(driver.run("console.log(sum(), typeof D.prototype.e)")) == "60 function\n"
 
 
-def test_a_function_sees_later_names(driver: Driver) -> None:
-    good(driver.run("function late() { return later }"))
-    assert good(driver.run("const later = 5; console.log(late())")) == "5\n"
+def test_await_works_at_the_top_level(driver: Driver) -> None:
+    assert good(driver.run(f"const x = await Promise.resolve(7); {SLEEP} console.log(x)")) == "7\n"
+    assert good(driver.run("for await (const y of [x, 8]) console.log(y)")) == "7\n8\n"
 
 
-def test_await_stands_at_the_top(driver: Driver) -> None:
-    assert good(driver.run("const x = await new Promise((go) => setTimeout(go, 10, 7)); console.log(x)")) == "7\n"
-    assert good(driver.run("for await (const n of [1, 2]) console.log(x + n)")) == "8\n9\n"
-
-
-def test_modules_are_required_from_the_working_directory(driver: Driver) -> None:
-    (driver.workspace / "mine.js").write_text("module.exports = { answer: 42 }")
-    package = driver.workspace / "node_modules" / "there"
-    package.mkdir(parents=True)
-    (package / "index.js").write_text("module.exports = 'found'")
-    assert (
-        good(driver.run("console.log(require('./mine').answer, require('there'), require('path').sep)"))
-        == "42 found /\n"
+def test_a_run_finds_what_a_repl_has(driver: Driver) -> None:
+    (driver.workspace / "own.js").write_text(
+        "exports.x = __filename.slice(-6); exports.main = require.main === module;"
+    )
+    (driver.workspace / "node_modules" / "pack").mkdir(parents=True)
+    (driver.workspace / "node_modules" / "pack" / "index.js").write_text("module.exports = 'packed';")
+    code = """
+        console.log(require("./own"), require("pack"), require("node:path").sep, os.EOL.length, typeof fs.readFileSync);
+        console.log(this === globalThis, require.main === module, exports === module.exports, typeof __filename);
+        console.log(__dirname === process.cwd(), process.argv.length, process.execArgv.length);
+    """
+    assert good(driver.run(code)).splitlines() == [
+        "{ x: 'own.js', main: false } packed / 1 function",
+        "true true true string",
+        "true 1 0",
+    ]
+    assert good(driver.run("const fs = require('fs'), os = 1; var path = 2; console.log(typeof fs, os, path)")) == (
+        "object 1 2\n"
     )
 
 
-def test_modules_are_imported_from_the_working_directory(driver: Driver) -> None:
-    (driver.workspace / "mine.mjs").write_text("export const answer = 42")
-    package = driver.workspace / "node_modules" / "only-esm"
-    package.mkdir(parents=True)
-    (package / "package.json").write_text('{"type": "module", "exports": {"import": "./i.js"}}')
-    (package / "i.js").write_text("export default 'esm'")
-    code = "console.log((await import('./mine.mjs')).answer, (await import('fs')).existsSync('/'))"
-    assert good(driver.run(code)) == "42 true\n"
-    assert good(driver.run("console.log((await import('only-esm')).default)")) == "esm\n"
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "'import(1)'",
-        '"import(1)"',
-        "`import(1)`",
-        "`${`import(${1})`}`",
-        "/import\\(1\\)/.source.replaceAll('\\\\', '')",
-        "'a' /* import( */ && 'import(1)'",
-        "[1, 2].map((x) => x / 2 / 1) && 'import(1)'",
-        "((s) => s)('import(1)') // import('x')",
-        "({ import(x) { return `import(${x})` } }).import(1)",
-        "(function () { return /[/]import\\(1/.test('/import(1') && 'import(1)' })()",
-    ],
-)
-def test_the_word_import_is_left_alone_where_it_is_none(driver: Driver, code: str) -> None:
-    assert good(driver.run(f"console.log({code.split('//')[0]})\n// import(2)")) == "import(1)\n"
-
-
-def test_the_last_value_is_shown_on_request(driver: Driver) -> None:
-    assert good(driver.run("({ a: 1, b: [1, 'x'] })", flags="echo")) == "{ a: 1, b: [ 1, 'x' ] }\n"
-    assert good(driver.run("10n ** 3n", flags="echo")) == "1000n\n"
-    assert good(driver.run("-0", flags="echo")) == "-0\n"
-    assert good(driver.run("undefined", flags="echo")) == ""
-    assert good(driver.run("await 'later'", flags="echo")) == "'later'\n"
-    assert good(driver.run("1 + 1")) == ""
-
-
-# ---- how runs end ---------------------------------------------------------------------------------------------------
-
-
-def test_an_error_gives_1_and_the_stack_of_the_users_own(driver: Driver) -> None:
-    run = driver.run("function bad() { throw new Error('boom') }\nbad()")
-    assert (run.code, run.stdout) == (1, b"")
-    file = f"{driver.runs}/1.js"
-    assert run.stderr.decode() == f"Uncaught Error: boom\n    at bad ({file}:1:24)\n    at {file}:2:1\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("await Promise.reject(new Error('rejected'))", "Error: rejected"),
-        ("Promise.reject(new Error('unhandled'))", "Error: unhandled"),
-        ("throw 5", "Uncaught 5"),
-        ("throw null", "Uncaught null"),
-        ("missing", "ReferenceError: missing is not defined"),
-        ("setTimeout(() => { throw new Error('timer') }, 1); await new Promise((go) => setTimeout(go, 100))", "timer"),
-        ("throw new Error('outer', { cause: new Error('inner') })", "[cause]: Error: inner"),
-    ],
-)
-def test_what_is_thrown_gives_1_and_is_shown(driver: Driver, code: str, said: str) -> None:
+def test_modules_can_be_imported_in_every_way(driver: Driver) -> None:
+    (driver.workspace / "own.mjs").write_text("export default 1; export const two = 2, three = 3;")
+    (driver.workspace / "node_modules" / "pack").mkdir(parents=True)
+    (driver.workspace / "node_modules" / "pack" / "package.json").write_text('{"exports": {"import": "./a.mjs"}}')
+    (driver.workspace / "node_modules" / "pack" / "a.mjs").write_text("export const name = 'packed';")
+    assert good(driver.run("console.log((await import('./own.mjs')).two, (await import('pack')).name)")) == "2 packed\n"
+    code = """import one, { two, three as drei } from "./own.mjs";
+import * as own from './own.mjs'
+import {
+  name,
+} from "pack";
+import "./own.mjs"; import path, * as all from "path"
+console.log(one, two, drei, own.two, name, all.default === path, import.meta.url.endsWith("/main.js"));
+throw new Error("line 8");"""
     run = driver.run(code)
-    assert run.code == 1
-    assert said in run.stderr.decode()
-    assert "node:inspector" not in run.stderr.decode()
-    assert GUEST not in run.stderr.decode()
-    assert good(driver.run("console.log(1)")) == "1\n"
+    assert run.stdout == b"1 2 3 2 packed true true\n", run
+    assert b"1.js:8\n" not in run.stderr
+    assert b"2.js:8\n" in run.stderr
+    assert good(driver.run("const later = () => import('fs'); console.log(typeof (await later()).readFileSync)")) == (
+        "function\n"
+    )
 
 
-def test_a_syntax_error_shows_its_place(driver: Driver) -> None:
-    run = driver.run("let fine = 1\nlet z = ;")
-    assert run.code == 1
-    assert run.stderr.decode().startswith(f"{driver.runs}/1.js:2\nlet z = ;\n        ^\n\nUncaught SyntaxError")
+def test_only_code_is_taken_for_an_import(driver: Driver) -> None:
+    code = r"""
+        // import("a")
+        /* import x from "b" */
+        const text = "import('c')" + 'import.meta' + `import("d") ${`${(await import("path")).sep}`} import("e")`;
+        const o = { import(a) { return a; }, b: /import\("f/.source };
+        console.log(text, o.import(1), o.b, 4 / 2 / 1);
+        console.log(`
+import x from "y"
+`.trim());
+    """
+    assert good(driver.run(code)) == (
+        """import('c')import.metaimport("d") / import("e") 1 import\\("f 2\nimport x from "y"\n"""
+    )
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "shown"),
+    [
+        ("[1, { a: 'x' }]", "[ 1, { a: 'x' } ]\n"),
+        ("'text'", "'text'\n"),
+        ("let x = 1", ""),
+        ("undefined", ""),
+        ("null", "null\n"),
+        ("-0", "-0\n"),
+        ("2n ** 70n", "1180591620717411303424n\n"),
+        ("Symbol('s')", "Symbol(s)\n"),
+        ("({ a: 1 })", "{ a: 1 }\n"),
+        ("{ a: 1, b: [2] }", "{ a: 1, b: [ 2 ] }\n"),
+        ("{ let y = 1; y + 1 }", "2\n"),
+        ("await Promise.resolve(5)", "5\n"),
+        ("Promise.resolve(6)", "Promise { 6 }\n"),
+        ("for (const z of [1, 2]) z", "2\n"),
+        ("(function named() {})", "[Function: named]\n"),
+        ("", ""),
+        ("// nothing", ""),
+    ],
+)
+def test_the_last_value_is_shown_when_asked_for(driver: Driver, code: str, shown: str) -> None:
+    assert good(driver.run(code, flags="echo")) == shown
+    assert good(driver.run(code)) == ""
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_shows_the_code_and_nothing_of_the_driver(driver: Driver) -> None:
+    good(driver.run("function thrower() {\n  throw new TypeError('deep');\n}"))
+    file = f"{driver.runs}/1.js"
+    assert ended(driver.run("\nthrower();")) == (
+        1,
+        "",
+        f"{file}:2\n  throw new TypeError('deep');\n        ^\n\n"
+        f"TypeError: deep\n    at thrower ({file}:2:9)\n    at {driver.runs}/2.js:2:1\n",
+    )
+    run = driver.run("try { thrower() } catch (error) { console.log(error.stack) }")
+    assert good(run) == f"TypeError: deep\n    at thrower ({file}:2:9)\n    at {driver.runs}/3.js:1:7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "head", "tail"),
+    [
+        ("let q = ;", ":1\nlet q = ;\n        ^\n\n", "SyntaxError: Unexpected token ';'\n"),
+        ("ok();\n\tnull.x", ":2\n\tnull.x\n\t     ^\n\n", "TypeError: Cannot read properties of null"),
+        (f"{SLEEP}\nnull.x", ":2\nnull.x\n     ^\n\n", "TypeError: Cannot read properties of null"),
+        ("JSON.parse('{')", ":1\nJSON.parse('{')\n     ^\n\n", "SyntaxError: "),
+        ("fs.readFileSync('/nope')", ":1\n", "Error: ENOENT: no such file or directory, open '/nope'\n"),
+        ("process.kill('x')", ":1\n", 'TypeError [ERR_INVALID_ARG_TYPE]: The "pid" argument'),
+        ("throw 5", "", "Uncaught 5\n"),
+        (f"{SLEEP} throw {{ a: 1 }}", "", "Uncaught { a: 1 }\n"),
+        ("throw undefined", "", "Uncaught undefined\n"),
+        ("Promise.reject(new Error('lost')); 1", ":1\n", "Error: lost\n"),
+        ("(async () => { await null; throw new Error('late') })()", ":1\n", "Error: late\n"),
+        (f"setTimeout(() => {{ throw new Error('timer') }}, 1); {FOREVER}", ":1\n", "Error: timer\n"),
+        ("require('./nope')", ":1\n", "Error: Cannot find module './nope'\n"),
+    ],
+)
+def test_whatever_is_not_caught_is_reported_and_fails_the_run(driver: Driver, code: str, head: str, tail: str) -> None:
+    good(driver.run("let kept = 1; function ok() {}"))
+    run = driver.run(code)
+    text = run.stderr.decode()
+    assert (run.code, run.stdout) == (1, b""), run
+    assert text.startswith(f"{driver.runs}/2.js{head}" if head else tail), text
+    assert tail in text
+    assert "guest/node.js" not in text
+    assert "node:inspector" not in text
+    assert good(driver.run("console.log(kept)")) == "1\n"
+
+
+def test_an_error_between_runs_is_shown_and_harms_nobody(driver: Driver) -> None:
+    good(driver.run("let kept = 1; setTimeout(() => { throw new Error('between') }, 5)"))
+    driver.wait_for(b"Error: between")
+    assert "Error: between" in driver.printed()[1].decode()
+    assert good(driver.run("console.log(kept)")) == "1\n"
+
+
+def test_code_can_handle_what_nobody_caught(driver: Driver) -> None:
+    code = f"process.once('uncaughtException', (e) => console.log(e.message)); setTimeout(() => null.x, 1); {SLEEP}"
+    assert good(driver.run(code)) == "Cannot read properties of null (reading 'x')\n"
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
     [
         ("process.exit(3)", 3),
         ("process.exit()", 0),
-        ("process.exitCode = 4", 4),
-        ("process.exitCode = 5; process.exit()", 5),
-        ("process.exit(256 + 7)", 7),
-        ("setTimeout(() => process.exit(6), 5); await new Promise(() => {})", 6),
-        ("(() => { process.exit(8) })(); console.log('never')", 8),
+        ("try { process.exit(4) } catch { console.log('caught') } finally { console.log('finally') }", 4),
+        ("[1, 2].forEach((x) => process.exit(x))", 1),
+        ("new Promise(() => process.exit(5))", 5),
+        (f"{SLEEP} process.exit(6)", 6),
+        (f"setTimeout(() => process.exit(7), 1); {FOREVER}", 7),
+        (f"process.nextTick(() => process.exit(8)); {FOREVER}", 8),
+        ("(async () => { await 1; process.exit(9) })().catch((e) => { console.error(e); process.exit(1) })", 9),
+        (f"fs.readFile('/', () => {{ try {{ process.exit(10) }} catch (e) {{ console.log(e) }} }}); {FOREVER}", 10),
+        ("process.exitCode = 11", 11),
+        ("process.exitCode = 12; process.exit()", 12),
     ],
 )
-def test_exit_ends_the_run_and_not_the_session(driver: Driver, code: str, expected: int) -> None:
-    good(driver.run("const kept = 1"))
-    run = driver.run(code)
-    assert (run.code, run.stdout, run.stderr) == (expected, b"", b"")
+def test_exit_ends_the_run_and_not_the_session(driver: Driver, code: str, status: int) -> None:
+    good(driver.run("let kept = 1"))
+    assert ended(driver.run(f"{code}\nif (process.exitCode === undefined) console.log('not reached')")) == (
+        status,
+        "",
+        "",
+    )
     assert good(driver.run("console.log(kept, process.exitCode)")) == "1 undefined\n"
 
 
-def test_pending_work_does_not_delay_the_end_and_goes_on(driver: Driver) -> None:
-    good(driver.run("let n = 0; setInterval(() => n++, 1); setTimeout(() => console.log('late'), 30)"))
-    assert good(driver.run("await new Promise((go) => setTimeout(go, 200)); console.log(n > 5)")) == "late\ntrue\n"
+def test_listeners_for_the_exit_are_called_once(driver: Driver) -> None:
+    good(driver.run("process.on('exit', (code) => console.log('bye', code))"))
+    assert ended(driver.run("process.exit(2)")) == (2, "bye 2\n", "")
+    assert ended(driver.run("process.exit(3)")) == (3, "", "")
 
 
-def test_what_fails_between_runs_does_not_end_the_process(driver: Driver) -> None:
-    good(driver.run("setTimeout(() => { throw new Error('between') }, 1)"))
-    run = driver.run("await new Promise((go) => setTimeout(go, 100)); console.log('alive')")
-    assert run.stdout == b"alive\n"
-    assert b"between" in run.stderr
+def test_what_is_pending_goes_on_between_runs_and_delays_none(driver: Driver) -> None:
+    code = """
+        const server = require("net").createServer((socket) => socket.end("hello")).listen("./socket");
+        setInterval(() => {}, 1000);
+        setTimeout(() => console.log("late"), 20);
+        require("child_process").spawn("sleep", ["100"]);
+    """
+    assert good(driver.run(code)) == ""
+    driver.wait_for(b"late\n")
+    driver.printed()
+    code = 'for await (const data of require("net").connect("./socket")) console.log(String(data))'
+    assert good(driver.run(code)) == "hello\n"
 
 
-def test_ten_megabytes_arrive_before_the_end(driver: Driver) -> None:
-    assert len(driver.run("process.stdout.write('x'.repeat(10_000_000))").stdout) == 10_000_000
+def test_a_promise_that_is_the_last_value_is_waited_for(driver: Driver) -> None:
+    assert good(driver.run(f"async function main() {{ {SLEEP} console.log('done') }}\nmain()")) == "done\n"
 
 
-# ---- input, interrupts, children ------------------------------------------------------------------------------------
+def test_the_driver_ends_with_its_host(driver: Driver) -> None:
+    good(driver.run("process.on('exit', () => console.log('never')); setInterval(() => {}, 1000)"))
+    assert driver.hang_up() == 0
+    assert driver.printed() == (b"", b"")
 
 
-def test_each_run_has_its_own_input(driver: Driver) -> None:
-    read = "console.log(require('fs').readFileSync(0, 'utf8'))"
-    assert good(driver.run(read, stdin=b"first")) == "first\n"
-    assert good(driver.run(read)) == "\n"
-    stream = "let text = ''; for await (const part of process.stdin) text += part; console.log(text)"
-    assert good(driver.run(stream, stdin=b"second")) == "second\n"
-    assert good(driver.run(stream, stdin=b"third")) == "third\n"
-    assert (
-        good(driver.run("console.log(require('child_process').execSync('cat', {stdio: ['inherit']}) + '')", stdin=b"c"))
-        == "c\n"
-    )
+def test_the_driver_ends_with_its_host_before_any_run(argv: list[str], tmp_path: Path) -> None:
+    with Driver(argv, tmp_path) as driver:
+        assert driver.hang_up() == 0
+
+
+# ---- interrupts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "console.log('going'); while (true) {}",
-        "console.log('going'); await new Promise(() => {})",
-        "console.log('going'); require('child_process').execSync('sleep 100')",
-        "console.log('going'); for (;;) await 1",
+        "try { for (;;) console.log('going') } catch { console.log('never') } finally { console.log('never') }",
+        f"setTimeout(() => console.log('going'), 1); {FOREVER}",
+        "await 1; console.log('going'); while (true) {}",
+        f"setTimeout(() => {{ console.log('going'); while (true) {{}} }}, 1); {FOREVER}",
+        "(async () => { for (;;) { await 1; console.log('going') } })()",
+        "require('child_process').execSync('echo going; exec sleep 100', { stdio: 'inherit' })",
     ],
 )
 def test_an_interrupt_ends_the_run_and_keeps_the_state(driver: Driver, code: str) -> None:
-    good(driver.run("const kept = 7"))
-    assert interrupted(driver, code).code == 130
-    assert good(driver.run("console.log(kept)")) == "7\n"
+    good(driver.run("let kept = 1"))
+    run = interrupted(driver, code)
+    assert run.code == 130, run
+    assert set(run.stdout.splitlines()) == {b"going"}
+    code = f"console.log(kept); {SLEEP} await new Promise(setImmediate); await null; console.log('alive')"
+    assert good(driver.run(code)) == "1\nalive\n"
 
 
-def test_an_interrupt_while_idle_means_nothing(driver: Driver) -> None:
-    good(driver.run("const kept = 7"))
-    for _ in range(3):
-        driver.interrupt()
-    assert good(driver.run("console.log(kept)")) == "7\n"
+def test_the_first_run_of_a_driver_that_was_not_told_of_a_session_can_be_interrupted(script: Driver) -> None:
+    assert interrupted(script, "let kept = 1; console.log('going'); while (true) {}").code == 130
+    assert good(script.run("console.log(kept)")) == "1\n"
 
 
-def test_who_handles_interrupts_is_asked(driver: Driver) -> None:
-    code = "process.once('SIGINT', () => { console.log('handled'); go() }); let go; const wait = new Promise((g) => (go = g));"
-    run = interrupted(driver, f"{code} console.log('going'); await wait")
-    assert (run.code, run.stdout) == (0, b"going\nhandled\n")
+def test_code_that_listens_for_interrupts_gets_them(driver: Driver) -> None:
+    code = f"process.on('SIGINT', () => {{ console.log('mine'); go() }}); let go; setTimeout(console.log, 1, 'going');"
+    assert interrupted(driver, f"{code} await new Promise((done) => (go = done))").stdout == b"going\nmine\n"
+    good(driver.run("process.removeAllListeners('SIGINT')"))
+    assert interrupted(driver, f"setTimeout(console.log, 1, 'going'); {FOREVER}").code == 130
+    assert interrupted(driver, "console.log('going'); for (;;);").code == 130
 
 
-def test_children_do_not_hold_the_control_descriptors(driver: Driver) -> None:
-    held = good(driver.run("console.log(require('child_process').execSync('ls /proc/self/fd') + '')")).split()
-    assert held == ["0", "1", "2", "3"], "3 is the directory itself"
+def test_an_interrupt_before_the_first_run_changes_nothing(driver: Driver) -> None:
+    driver.interrupt()
+    driver.interrupt()
+    assert good(driver.run(f"{SLEEP} console.log('alive')")) == "alive\n"
 
 
-def test_the_end_of_the_host_is_the_end(driver: Driver) -> None:
-    driver.start("await new Promise(() => {})")
-    driver.hang_up()
-    assert driver.finish().died == 0
+# ---- descriptors, input and output ----------------------------------------------------------------------------------
 
 
-# ---- as a script ----------------------------------------------------------------------------------------------------
-
-
-def test_a_script_runs_to_the_end_of_its_work(driver: Driver) -> None:
-    code = "setTimeout(() => console.log('later', require.main === module), 30); process.on('exit', () => console.log('bye'))"
-    assert good(driver.run(code, flags="once")) == "later true\nbye\n"
-
-
-def test_a_script_has_its_file_and_its_input(driver: Driver) -> None:
-    code = "console.log(__filename, process.argv[1] === __filename, require('fs').readFileSync(0) + '')"
-    assert good(driver.run(code, stdin=b"in", flags="once")) == f"{driver.runs}/main.js true in\n"
+def test_programs_inherit_nothing_of_the_driver(driver: Driver) -> None:
+    code = """
+        const { execSync } = require("child_process");
+        console.log(String(execSync("ls -l /proc/self/fd; grep Sig /proc/self/status")));
+    """
+    text = good(driver.run(code))
+    assert re.findall(r" (\d+) -> (?!/proc)", text) == ["0", "1", "2"], text
+    signals = dict(re.findall(r"Sig(Ign|Cgt|Blk):\s+(\w+)", text))
+    assert [int(signals[name], 16) & 2 for name in ("Ign", "Cgt", "Blk")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "out"),
     [
-        ("process.exit(3)", 3),
-        ("process.exitCode = 4", 4),
-        ("setTimeout(() => process.exit(5), 5); setInterval(() => {}, 9)", 5),
+        ("console.log(fs.readFileSync(0, 'utf8'))", "one\ntwo\n"),
+        ("console.log(fs.readFileSync('/dev/stdin', 'utf8'))", "one\ntwo\n"),
+        ("process.stdin.on('data', (d) => console.log(`${d}`)).on('end', () => console.log('end'))", "one\ntwo\nend\n"),
+        ("for await (const d of process.stdin) console.log(String(d))", "one\ntwo\n"),
+        ("require('readline').createInterface(process.stdin).on('line', (l) => console.log(l))", "one\ntwo\n"),
+        ("require('child_process').execSync('cat', { stdio: 'inherit' }); console.log()", "one\ntwo\n"),
+        ("1", ""),
     ],
 )
-def test_a_script_ends_with_its_code(driver: Driver, code: str, expected: int) -> None:
-    run = driver.run(code, flags="once")
-    assert (run.code, run.stderr) == (expected, b"")
+def test_each_run_has_its_own_input(driver: Driver, code: str, out: str) -> None:
+    for _ in range(2):
+        assert good(driver.run(code, b"one\ntwo")) == out
+    assert good(driver.run("console.log(JSON.stringify(fs.readFileSync(0, 'utf8')))")) == '""\n'
+    code = "let all = ''; process.stdin.on('data', (d) => (all += d)).on('end', () => console.log(all.length))"
+    assert good(driver.run(code, b"x" * 3_000_000)) == "3000000\n"
 
 
-@pytest.mark.parametrize("code", ["throw new Error('x')", "Promise.reject(new Error('x'))", "let z = ;"])
-def test_a_script_that_fails_ends_its_process_with_1(driver: Driver, code: str) -> None:
-    run = driver.run(code, flags="once")
-    assert run.died is not None
-    assert os.waitstatus_to_exitcode(run.died) == 1
-    assert b"Error: " in run.stderr
+def test_all_output_is_out_when_the_run_ends(driver: Driver) -> None:
+    run = driver.run("process.stdout.write('x'.repeat(10e6)); console.error('y'.repeat(1e6)); process.exit(1)")
+    assert (run.code, len(run.stdout), len(run.stderr)) == (1, 10_000_000, 1_000_001)
+    run = driver.run("for (let i = 0; i < 20000; i++) console.log(i); process.stdout.write(Buffer.from([0, 255]))")
+    assert run.stdout.split() == [b"%d" % i for i in range(20000)] + [b"\0\xff"]
+    assert good(driver.run("process.stdout.write('aé', 'latin1', () => console.log('b'))")).encode() or True
+    assert driver.run("fs.createReadStream('/etc/passwd').pipe(process.stdout); 0").code == 0
+
+
+def test_much_code_is_no_problem(driver: Driver) -> None:
+    assert good(driver.run("const big = '" + "é" * 2_500_000 + "'; console.log(big.length)")) == "2500000\n"
+    assert good(driver.run("x = 1;\n" * 200_000 + "console.log(typeof (await import('fs')).stat)")) == "function\n"
+    assert good(driver.run("")) == ""
+
+
+def test_globals_that_code_replaces_are_not_needed(driver: Driver) -> None:
+    good(
+        driver.run(
+            "setImmediate = setTimeout = Promise.prototype.then = fs.readSync = fs.writeSync = () => {}; let x = 1"
+        )
+    )
+    good(driver.run("fs.closeSync(0)"))
+    assert driver.run("x + 1", flags="echo").code == 0
+
+
+# ---- once -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "out", "err"),
+    [
+        ("console.log(require.main === module, this === exports, process.argv.length); return", 0, "true true 2\n", ""),
+        ("setTimeout(() => console.log('later'), 10); console.log('now')", 0, "now\nlater\n", ""),
+        ("process.on('exit', (c) => console.log('exit', c)); process.exitCode = 4", 4, "exit 4\n", ""),
+        ("process.on('exit', () => (process.exitCode = 9)); process.exit(3)", 9, "", ""),
+        ("process.stdout.write('x'.repeat(5000)); process.exit(0)", 0, "x" * 5000, ""),
+        ("throw new Error('x')", 1, "", "Error: x\n    at Object.<anonymous> ("),
+        ("function f( {", 1, "", "SyntaxError: "),
+        ("setTimeout(() => null.x, 1)", 1, "", "TypeError: Cannot read"),
+        ("Promise.reject(new Error('lost')); setTimeout(console.log, 100, 'never')", 1, "", "Error: lost"),
+        ("console.log(await Promise.resolve(3)); setTimeout(console.log, 1, 4)", 0, "3\n4\n", ""),
+        ("import { sep } from 'path';\nconsole.log(sep)", 0, "/\n", ""),
+        ("await 1;\nthrow new Error('x')", 1, "", "main.js:2\n"),
+        ("await 1; let q = ;", 1, "", "SyntaxError: Unexpected token"),
+        (FOREVER, 13, "", "unsettled top-level await"),
+        ("await 1; process.exit(6)", 6, "", ""),
+        ("process.on('uncaughtException', (e) => console.log(e.message)); setTimeout(() => { throw 0 + Error('t') })", 1,
+         "", "TypeError"),
+        ("process.stdin.on('data', (d) => console.log(String(d))).on('end', () => console.log('end'))", 0,
+         "input\nend\n", ""),
+        ("import('path').then((path) => console.log(path.sep))", 0, "/\n", ""),
+    ],
+)  # fmt: skip
+def test_the_only_run_is_a_script(script: Driver, code: str, status: int, out: str, err: str) -> None:
+    run = script.run(code, b"input", "once")
+    assert (run.code, run.stdout.decode()) == (status, out), run
+    text = run.stderr.decode()
+    assert (err in text) if err else (text == "")
+    assert "guest/node.js" not in text
+
+
+def test_an_interrupt_ends_the_only_run_with_its_process(script: Driver) -> None:
+    script.start("console.log('going'); while (true) {}", flags="once")
+    script.wait_for(b"going\n")
+    script.interrupt()
+    assert script.finish() == Run(None, b"going\n", b"", 2)

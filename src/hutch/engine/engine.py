@@ -30,6 +30,9 @@ class Engine:
         )
         self._spawning = asyncio.Semaphore(_SPAWNS_PER_CPU * len(os.sched_getaffinity(0)))
         self._alive: set[LiveSandbox] = set()
+        self._creating = asyncio.Lock()
+        self.pools: set[Pool] = set()
+        """Those that are open, whoever made them."""
         self._pools: dict[Spec, Pool] = {}
 
     async def start(
@@ -49,11 +52,14 @@ class Engine:
         """
         await self._spawning.acquire()
         try:
-            sandbox = LiveSandbox(planning.prepare(spec, None, own), label)
+            # One in each turn of the loop, for others want to be served, too: the kernel takes its time.
+            async with self._creating:
+                sandbox = LiveSandbox(planning.prepare(spec, None, own), label)
+                self._alive.add(sandbox)
+                await asyncio.sleep(0)
         except BaseException:
             self._spawning.release()
             raise
-        self._alive.add(sandbox)
         sandbox.closed.add_done_callback(lambda _: self._alive.discard(sandbox))
         if ready is None:
             sandbox.started.add_done_callback(lambda _: self._spawning.release())
@@ -90,7 +96,7 @@ class Engine:
 
     async def close(self) -> None:
         """End everything, and wait until nothing is left."""
-        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        await asyncio.gather(*(pool.close() for pool in self.pools))
         self._pools.clear()
         for sandbox in self.alive:
             sandbox.close()

@@ -110,6 +110,7 @@ class LiveSandbox:
                 stdout=said,
                 stderr=said,
                 fds=(words, theirs.fileno(), *their.values()),
+                closes_all=True,
             )
             self._fds["warden"] = os.pidfd_open(warden.pid)
         except BaseException:
@@ -198,10 +199,11 @@ class LiveSandbox:
         return verdict.find_changed(before, self._obeyed)
 
     def _sample(self) -> None:
-        over = self._sampler.look(time.monotonic(), self.child_pid)
-        if over is not None:
-            self.kill(over)
-            return
+        if self.busy or not self._sampler.is_asleep():
+            over = self._sampler.look(time.monotonic(), self.child_pid)
+            if over is not None:
+                self.kill(over)
+                return
         # Nobody waits for an idle sandbox; what runs in its background is looked at, but not all the time.
         pause = _IDLE_SECONDS if not self.busy else self._sampler.next_look - time.monotonic()
         self._sampling = self._loop.call_later(max(0.001, pause), self._sample)

@@ -23,6 +23,7 @@ DEFAULT_SIZE = 2
 _GROWTH = 4
 """A busy pool holds at most this many times its size."""
 _SHRINK_SECONDS = 30.0
+_PAUSE_SECONDS = 0.003
 _LOSSES = 16
 """So many may go away while they wait; then something is wrong with them."""
 
@@ -50,8 +51,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[LiveSandbox] = deque()
         self._filling: set[asyncio.Task[None]] = set()
-        self._leaving: set[asyncio.Future[None]] = set()
         self._used: set[LiveSandbox] = set()
+        self._leaving: set[asyncio.Future[None]] = set()
         """Of sandboxes that were used, and are not gone yet."""
         self._used_at = self._loop.time()
         self._is_open = True
@@ -60,6 +61,7 @@ class Pool:
         self._losses = 0
         """How many went away while they waited, since the last run."""
         self._shrinking = self._loop.call_later(_SHRINK_SECONDS, self._shrink)
+        engine.pools.add(self)
         self._fill()
 
     @property
@@ -84,10 +86,8 @@ class Pool:
                 self._trouble, self._losses = False, 0
                 return result
             finally:
-                self._used.discard(sandbox)
-                # Off the path of whoever waits for the result.
-                self._loop.call_soon(self._retire, sandbox)
-                self._loop.call_soon(self._fill)
+                # Off the path of whoever waits for the result, in this thread or in another.
+                self._loop.call_later(_PAUSE_SECONDS, self._renew, sandbox)
 
     async def wait_until_full(self) -> None:
         """Wait until as many are ready as are wanted, or cannot be."""
@@ -97,18 +97,23 @@ class Pool:
     async def close(self) -> None:
         """End all, also those that run something, and wait until nothing is left of them."""
         self._is_open = False
+        self._engine.pools.discard(self)
         self._shrinking.cancel()
         for task in self._filling:
             task.cancel()
         for sandbox in (*self._ready, *self._used):
             self._retire(sandbox)
         self._ready.clear()
-        await asyncio.sleep(0)  # those that were just used leave in this turn of the loop
         while self._leaving or self._filling:
             await asyncio.wait(self._leaving | self._filling)
             await asyncio.sleep(0)  # for those that take themselves out
 
+    def _renew(self, used: LiveSandbox) -> None:
+        self._retire(used)
+        self._fill()
+
     def _retire(self, sandbox: LiveSandbox) -> None:
+        self._used.discard(sandbox)
         self._leaving.add(sandbox.closed)
         sandbox.closed.add_done_callback(self._leaving.discard)
         sandbox.close()

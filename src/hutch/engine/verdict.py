@@ -67,6 +67,11 @@ class Sampler:
         self.is_needed = self._memory or bool(self._disks)
         self.next_look = now
         self._file_bytes = 0
+        self._last_seen: dict[int, str] = {}
+
+    def is_asleep(self) -> bool:
+        """Whether no process that was looked at last did anything since, so that all is as it was. Cheap."""
+        return bool(self._last_seen) and usage.life_signs(tuple(self._last_seen)) == self._last_seen
 
     def look(self, now: float, pid: int) -> Outcome | None:
         """The limit that the processes from pid on are past, if it is time to look, and if they are."""
@@ -74,6 +79,7 @@ class Sampler:
             return None
         self.next_look = now + (SAMPLE_SECONDS if self._memory else _DISK_SECONDS)
         pids = usage.tree_pids(pid)
+        self._last_seen = usage.life_signs(pids)
         if self._memory:
             used = usage.tree_memory(pids)
             if now >= self._next_files:

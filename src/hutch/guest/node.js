@@ -1,8 +1,8 @@
 "use strict";
 // The driver of a persistent Node.js: runs code that arrives on a descriptor, again and again, in one process.
 //
-// Started as `node --no-force-async-hooks-checks node.js [session] RUNS`. Without the option Node.js does not survive the
-// interrupt of a timer. The word announces that more than one run may come, and makes the first one faster.
+// Started as `node --no-force-async-hooks-checks node.js [session] RUNS`. Without the option Node.js does not survive
+// the interrupt of a timer. The word announces that more than one run may come, which makes the first one faster.
 //
 // A session's code is evaluated by V8's own REPL mode, through the inspector of this very thread: `let`, `const` and
 // `class` can be declared anew, and `await` works at the top level. Between runs the event loop goes on, and so do
@@ -41,17 +41,12 @@ const [RUN, INTERRUPTED, SEEN, BELL, ARMED] = [0, 1, 2, 3, 4];
 process.on("SIGINT", interrupted);
 writeSync(CONTROL, "ready\n");
 
-// Everything up to the first run happens while the host does something else. Signals that arrived meanwhile are dealt
-// with before the immediate.
+// The rest is done while the host does something else.
 
 const { inspect } = require("util");
 const Module = require("module");
 const vm = require("vm");
 const main = makeMainModule();
-setUp();
-if (IS_SESSION) watch();
-const first = readHeader();
-soon(begin, first);
 
 // ---- the host -------------------------------------------------------------------------------------------------------
 
@@ -474,8 +469,6 @@ function watchMain() {
   const vm = require("vm");
   const { parentPort, workerData } = require("worker_threads");
   const { shared, RUN, INTERRUPTED, SEEN, BELL, ARMED } = workerData;
-  const session = new Session();
-  session.connectToMainThread();
 
   function interrupt() {
     const run = Atomics.load(shared, RUN);
@@ -485,7 +478,12 @@ function watchMain() {
     parentPort.postMessage(null);
     Atomics.wait(shared, SEEN, seen, 250);
     const isStuck = Atomics.load(shared, SEEN) === seen && Atomics.load(shared, RUN) === run;
-    if (isStuck) session.post("Runtime.terminateExecution");
+    if (!isStuck) return;
+    const session = new Session();
+    session.connectToMainThread();
+    session.post("Runtime.terminateExecution");
+    Atomics.wait(shared, RUN, run, 100);
+    session.disconnect(); // at its end the process would wait for that
   }
 
   // The outer script keeps the signal while the inner one is between two waits.
@@ -723,3 +721,9 @@ function importStatement([, clause, quote, name, attributes]) {
   if (whole === undefined) return `const ${names} = ${call};`;
   return `const ${whole} = ${call}${only === undefined ? "" : `, ${names} = ${whole}`};`;
 }
+
+// ---- the beginning --------------------------------------------------------------------------------------------------
+
+setUp();
+if (IS_SESSION) watch();
+soon(begin, readHeader()); // signals that came meanwhile are dealt with before

@@ -75,6 +75,8 @@ class Driver:
         self.profile: Any = None
         self.has_site = not sys.flags.no_site
         self.encoding, self.errors = sys.stdin.encoding, sys.stdin.errors
+        self.empty_stdin: Any = sys.stdin  # the host starts us with none
+        self.null_device = posix.stat("/dev/null").st_rdev
         main = type(sys)("__main__")
         self.names = main.__dict__
         self.names.update(__loader__=sys.__loader__, __builtins__=BUILTINS)
@@ -92,7 +94,8 @@ class Driver:
             is_once = b"once" in flags
             path = f"{self.runs}/{'main' if is_once else int(number)}.py"
             self._keep(path, source, SOURCES_BYTES if is_once else SOURCE_BYTES)
-            self._open_stdin("/dev/null" if stdin_bytes == b"0" else f"/proc/self/fd/{self.stdin}")
+            if stdin_bytes != b"0" or not self._is_stdin_empty():
+                self._open_stdin("/dev/null" if stdin_bytes == b"0" else f"/proc/self/fd/{self.stdin}")
             if is_once:
                 self._become_script(path)
             if not self.has_site and any(word in source for word in SITE_WORDS):
@@ -178,6 +181,17 @@ class Driver:
         except OSError:
             pass  # no room, or user code removed the directory: then there are no lines to show
 
+    def _is_stdin_empty(self) -> bool:
+        """Whether the input is what a run without one gets, untouched since it was opened."""
+        stdin: Any = self.empty_stdin
+        names = sys.__dict__
+        if stdin is None or names.get("stdin") is not stdin or names.get("__stdin__") is not stdin:
+            return False
+        try:
+            return not stdin.closed and posix.fstat(0).st_rdev == self.null_device
+        except (OSError, ValueError):
+            return False
+
     def _open_stdin(self, path: str) -> None:
         try:
             fd = posix.open(path, posix.O_RDONLY)
@@ -194,6 +208,7 @@ class Driver:
         stdin: Any = TextIOWrapper(BufferedReader(raw), self.encoding, self.errors, "\n")
         stdin.mode = "r"
         sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+        self.empty_stdin = stdin if path == "/dev/null" else None
 
     def _become_script(self, path: str) -> None:
         from _frozen_importlib_external import SourceFileLoader

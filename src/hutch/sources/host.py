@@ -114,7 +114,7 @@ def _build(environment: Environment) -> Rootfs:
                 f"package {package}: this machine has no program of that name in /usr",
                 code="host.package",
                 details=f"looked in {PATH}",
-                hint=f"install it (Debian, Ubuntu: apt install {package}), or use Nix: nix profile install nixpkgs#{package}",
+                hint=f"install it (Debian, Ubuntu: apt install {package}), or: nix profile install nixpkgs#{package}",
             )
     files = tuple(File(guest_path=GuestPath(f"/etc/{name}"), text=text) for name, text in _TEXTS.items())
     files += tuple(
