@@ -248,6 +248,8 @@ ROWS: list[tuple[str, type[HutchError], Provoke, str]] = [
         '["sh", "-c"',
     ),
     ("spec.text", SpecError, lambda _: sandbox.make_run(Limits(), "\ud800", b"", None, echo=False), "encoded"),
+    ("spec.package", SpecError, lambda _: spec.parse({"packages": ["a b"]}), "letters, digits"),
+    ("host.package", HostError, without_program, "apt install no-such-program"),
     ("spec.pool-size", SpecError, lambda _: sandbox.AsyncPool(size=-1), "size=8"),
     ("spec.running", SpecError, lambda _: sandbox.AsyncSandbox().stream("1").result, "to the end"),
     ("spec.started", SpecError, lambda _: sandbox.AsyncSandbox()._require_box(), "with block"),

@@ -428,7 +428,8 @@ def codes_in(file: Path) -> set[str]:
     found: list[ast.expr] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call):
-            found += [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+            is_run = isinstance(node.func, ast.Name) and node.func.id == "Run"  # whose code is a program
+            found += [keyword.value for keyword in node.keywords if keyword.arg == "code" and not is_run]
             if isinstance(node.func, ast.Name) and node.func.id == "_refuse":
                 found += node.args[3:]
         elif isinstance(node, ast.FunctionDef):

@@ -160,7 +160,7 @@ import x from "y"
 )
 def test_the_last_value_is_shown_when_asked_for(driver: Driver, code: str, shown: str) -> None:
     assert good(driver.run(code, flags="echo")) == shown
-    assert good(driver.run(code)) == ""
+    assert driver.run(code).stdout == b""
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -243,11 +243,7 @@ def test_code_can_handle_what_nobody_caught(driver: Driver) -> None:
 )
 def test_exit_ends_the_run_and_not_the_session(driver: Driver, code: str, status: int) -> None:
     good(driver.run("let kept = 1"))
-    assert ended(driver.run(f"{code}\nif (process.exitCode === undefined) console.log('not reached')")) == (
-        status,
-        "",
-        "",
-    )
+    assert ended(driver.run(code)) == (status, "", "")
     assert good(driver.run("console.log(kept, process.exitCode)")) == "1 undefined\n"
 
 
@@ -316,7 +312,7 @@ def test_the_first_run_of_a_driver_that_was_not_told_of_a_session_can_be_interru
 
 
 def test_code_that_listens_for_interrupts_gets_them(driver: Driver) -> None:
-    code = f"process.on('SIGINT', () => {{ console.log('mine'); go() }}); let go; setTimeout(console.log, 1, 'going');"
+    code = "process.on('SIGINT', () => { console.log('mine'); go() }); let go; setTimeout(console.log, 1, 'going');"
     assert interrupted(driver, f"{code} await new Promise((done) => (go = done))").stdout == b"going\nmine\n"
     good(driver.run("process.removeAllListeners('SIGINT')"))
     assert interrupted(driver, f"setTimeout(console.log, 1, 'going'); {FOREVER}").code == 130
@@ -368,8 +364,9 @@ def test_all_output_is_out_when_the_run_ends(driver: Driver) -> None:
     assert (run.code, len(run.stdout), len(run.stderr)) == (1, 10_000_000, 1_000_001)
     run = driver.run("for (let i = 0; i < 20000; i++) console.log(i); process.stdout.write(Buffer.from([0, 255]))")
     assert run.stdout.split() == [b"%d" % i for i in range(20000)] + [b"\0\xff"]
-    assert good(driver.run("process.stdout.write('aé', 'latin1', () => console.log('b'))")).encode() or True
-    assert driver.run("fs.createReadStream('/etc/passwd').pipe(process.stdout); 0").code == 0
+    assert driver.run("process.stdout.write('aé', 'latin1', () => console.log('b'))").stdout == b"a\xe9b\n"
+    code = "fs.writeFileSync('file', 'x'); const read = fs.createReadStream('file'); read.pipe(process.stdout);"
+    assert good(driver.run(f"{code} await new Promise((done) => read.on('end', done))")) == "x"
 
 
 def test_much_code_is_no_problem(driver: Driver) -> None:
@@ -409,8 +406,7 @@ def test_globals_that_code_replaces_are_not_needed(driver: Driver) -> None:
         ("await 1; let q = ;", 1, "", "SyntaxError: Unexpected token"),
         (FOREVER, 13, "", "unsettled top-level await"),
         ("await 1; process.exit(6)", 6, "", ""),
-        ("process.on('uncaughtException', (e) => console.log(e.message)); setTimeout(() => { throw 0 + Error('t') })", 1,
-         "", "TypeError"),
+        ("process.on('uncaughtException', (e) => console.log(e)); setTimeout(() => { throw 5 })", 0, "5\n", ""),
         ("process.stdin.on('data', (d) => console.log(String(d))).on('end', () => console.log('end'))", 0,
          "input\nend\n", ""),
         ("import('path').then((path) => console.log(path.sep))", 0, "/\n", ""),

@@ -188,7 +188,7 @@ class Driver:
         if stdin is None or names.get("stdin") is not stdin or names.get("__stdin__") is not stdin:
             return False
         try:
-            return not stdin.closed and posix.fstat(0).st_rdev == self.null_device
+            return not self.empty_stdin.closed and posix.fstat(0).st_rdev == self.null_device
         except (OSError, ValueError):
             return False
 
