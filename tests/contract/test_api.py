@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hutch import AsyncSandbox, Pool, Sandbox
+from hutch import AsyncSandbox, HutchError, Pool, Sandbox
 
 from .harness import PYTHON, Hutch, descendants, living, wait_until
 from .live_harness import Caller, error_of, outcome, script_of
@@ -170,7 +170,8 @@ def test_callbacks_get_the_output_in_order_and_in_the_thread_of_the_caller(calle
         def note(stream: str) -> object:
             return lambda text: pieces.append((stream, text, threading.get_ident() == here))
 
-        code = "import sys, time\nfor n in range(5):\n    print(n, flush=True); time.sleep(0.03)\n    print(-n, file=sys.stderr, flush=True); time.sleep(0.03)"
+        code = "import sys, time\nfor n in range(5):\n    print(n, flush=True); time.sleep(0.03)\n"
+        code += "    print(-n, file=sys.stderr, flush=True); time.sleep(0.03)"
         with Sandbox() as box:
             result = box.run(code, on_stdout=note("out"), on_stderr=note("err"))
         texts = {name: "".join(text for stream, text, _ in pieces if stream == name) for name in ("out", "err")}
@@ -438,7 +439,7 @@ ENDS = {
     "by os._exit": "os._exit(0)",
     "by SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
     "by SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
-    "by sys.exit in a thread's wait": "threading.Thread(target=lambda: box.run('import time; time.sleep(60)'), daemon=True).start(); time.sleep(0.2); sys.exit(0)",
+    "by sys.exit while a thread waits": "threading.Thread(target=hang, daemon=True).start(); time.sleep(0.2); sys.exit(0)",
     "by becoming another program": "os.execvp('sleep', ['sleep', '0.5'])",
 }
 
@@ -455,8 +456,13 @@ def test_a_process_that_cleans_up_nothing_leaves_nothing(hutch: Hutch, end: str)
         asynchronous = asyncio.new_event_loop()
         other = AsyncSandbox()
         asynchronous.run_until_complete(other.start())
+
+        def hang() -> None:
+            with contextlib.suppress(HutchError):
+                box.run("import time; time.sleep(60)")
+
         print("ready", flush=True)
-        exec(end, {**globals(), "box": box})
+        exec(end, {**globals(), "hang": hang})
 
     started = time.monotonic()
     _, out, _ = program(hutch, main, ENDS[end])
@@ -507,9 +513,8 @@ def test_files_of_a_session_stay_and_its_state_does_not(hutch: Hutch) -> None:
 
     def second(word: str) -> None:
         with Sandbox.reconnect(word) as box:
-            result = box.run(
-                "import os; print('x' in globals(), open('file').read(), *map(os.path.exists, ('/home/sandbox/h', '/tmp/t')))"
-            )
+            code = "import os; print('x' in globals(), open('file').read(), "
+            result = box.run(code + "*map(os.path.exists, ('/home/sandbox/h', '/tmp/t')))")
             print(result.stdout.strip(), result.state_lost, result.session == box.id, box.run("1").state_lost)
 
     code, session, err = program(hutch, first)

@@ -51,16 +51,20 @@ class Engine:
             SpecError, HostError, StartError: it cannot be started.
         """
         await self._spawning.acquire()
+        sandbox: LiveSandbox | None = None
         try:
             # One in each turn of the loop, for others want to be served, too: the kernel takes its time.
             async with self._creating:
                 sandbox = LiveSandbox(planning.prepare(spec, None, own), label)
                 self._alive.add(sandbox)
+                sandbox.closed.add_done_callback(lambda _: self._alive.discard(sandbox))
                 await asyncio.sleep(0)
         except BaseException:
             self._spawning.release()
+            if sandbox is not None:
+                sandbox.close()
+                await asyncio.wait([sandbox.closed])
             raise
-        sandbox.closed.add_done_callback(lambda _: self._alive.discard(sandbox))
         if ready is None:
             sandbox.started.add_done_callback(lambda _: self._spawning.release())
             return sandbox

@@ -393,11 +393,31 @@ class Files:
             await self.mkdir(parent)
 
     async def _put(self, inner: str, mode: int, fill: Callable[[int], Awaitable[None]]) -> None:
-        """Fill a file under another name, and give it its own when it is whole."""
+        """Fill a file that has no name, and give it its own when it is whole.
+
+        So nobody sees half of it, and who is killed meanwhile leaves nothing.
+        """
         await self._make_parent(inner)
         agent = await self._agent()
-        directory = posixpath.dirname(inner)
-        temporary = posixpath.join(directory, _temporary_name())
+        directory = posixpath.dirname(inner) or "."
+        try:
+            answer = await agent.request("open", os.O_TMPFILE | os.O_WRONLY, f"{mode:o}", directory)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise _explain(inner, error) from error
+            await self._put_by_name(inner, mode, fill)  # a filesystem without such files
+            return
+        try:
+            await fill(answer.fd)
+            await agent.request("place", inner, fds=(answer.fd,))
+        except OSError as error:
+            raise _explain(inner, error) from error
+        finally:
+            os.close(answer.fd)
+
+    async def _put_by_name(self, inner: str, mode: int, fill: Callable[[int], Awaitable[None]]) -> None:
+        agent = await self._agent()
+        temporary = posixpath.join(posixpath.dirname(inner), _temporary_name())
         try:
             fd = await self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             try:

@@ -200,12 +200,13 @@ function replaceStdin(size) {
   } catch {
     // user code has done so
   }
-  openSync(size > 0 ? `/proc/self/fd/${STDIN}` : "/dev/null", "r"); // the lowest number that is free
+  // The lowest number that is free, which is 0, unless another thread opens something right now.
+  const fd = openSync(size > 0 ? `/proc/self/fd/${STDIN}` : "/dev/null", "r");
   Object.defineProperty(process, "stdin", {
     configurable: true,
     enumerable: true,
     get: () => {
-      stdin ??= Object.assign(new fs.ReadStream(null, { fd: 0, autoClose: false }), { fd: 0 });
+      stdin ??= Object.assign(new fs.ReadStream(null, { fd, autoClose: false }), { fd });
       return stdin;
     },
   });
@@ -222,10 +223,10 @@ function begin(header) {
     at += size;
   }
   const code = bytes.utf8Slice();
-  replaceStdin(Number(stdinBytes));
   process.exitCode = undefined;
   const has = (flag) => flags.split(",").includes(flag);
   if (has("once")) {
+    replaceStdin(Number(stdinBytes));
     run = { token, file: MAIN, isOnce: true, isSettled: false, isPending: false, exit: undefined };
     remember(run.file, code);
     runOnce(code);
@@ -236,8 +237,9 @@ function begin(header) {
     listen();
     setUpSession();
     process.exit = exit;
-    Atomics.wait(shared, ARMED, 0, 1000); // the threads have started side by side
+    Atomics.wait(shared, ARMED, 0, 5000); // the threads have started side by side
   }
+  replaceStdin(Number(stdinBytes));
   keepWatching();
   Atomics.add(shared, RUN, 1);
   run = { token, file: `${RUNS}/${number}.js`, isOnce: false, isSettled: false, echo: has("echo"), exit: undefined };

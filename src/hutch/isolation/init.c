@@ -18,6 +18,7 @@
  *   signal N OF SIGNAL SCOPE   to what `spawn OF` started: "one", its "group", or its "session"
  *   kill N PID SIGNAL          to any process but ourselves
  *   open N FLAGS MODE PATH     the descriptor comes with the answer
+ *   place N PATH     with [file]   a file without a name gets one; what had it is replaced
  *   mkdir N MODE PATH · remove N FLAGS PATH · rename N FROM TO
  *
  * Answers: "ok N VALUE", "failed N ERRNO". Paths are below DIR; no link is followed on the way.
@@ -454,6 +455,31 @@ static long open_file(const char *flags, const char *mode, const char *path)
     return result;
 }
 
+/* A file that was written to its end appears under its name in one step. Until then it has none, so that whoever is
+ * killed meanwhile leaves nothing. Only where it replaces another is there another name, for as long as two calls take. */
+static long place_file(long file, const char *path, ulong request)
+{
+    char own[64], other[64], *end = own + sizeof own - 1;
+    const char *name;
+    long result, directory = open_parent(path, &name);
+    if (directory < 0)
+        return directory;
+    append_number(append(own, end, "/proc/self/fd/"), end, file);
+    append_number(append(other, other + sizeof other - 1, ".hutch-"), other + sizeof other - 1, (long)request);
+    result = same(name, "..") || same(name, ".") || !*name ? -EXDEV : CALL(linkat, AT_FDCWD, own, directory, name, AT_SYMLINK_FOLLOW);
+    if (result == -EEXIST) {
+        CALL(unlinkat, directory, other, 0, 0, 0);
+        result = CALL(linkat, AT_FDCWD, own, directory, other, AT_SYMLINK_FOLLOW);
+        if (!result) {
+            result = CALL(renameat2, directory, other, directory, name, 0);
+            if (result < 0)
+                CALL(unlinkat, directory, other, 0, 0, 0);
+        }
+    }
+    CALL(close, directory, 0, 0, 0, 0);
+    return result;
+}
+
 static long change(struct packet *packet)
 {
     const char *name, *target, *verb = packet->words[0], *path = packet->words[packet->word_count - 1];
@@ -495,6 +521,8 @@ static void serve(struct packet *packet)
             answer("failed", request, -fd, -1);
         else
             answer("ok", request, 0, fd);
+    } else if (same(verb, "place") && packet->word_count == 3 && packet->fd_count == 1) {
+        settle_request(request, place_file(packet->fds[0], packet->words[2], request));
     } else if ((same(verb, "mkdir") || same(verb, "remove") || same(verb, "rename")) && packet->word_count == 4) {
         settle_request(request, change(packet));
     } else {
