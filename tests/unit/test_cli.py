@@ -337,6 +337,7 @@ def test_python_says_when_a_statement_is_complete(text: str, is_complete: bool) 
 def test_a_script_is_cut_where_statements_end() -> None:
     assert repl._python_ends("a\n\nif b:\n\n  c\nelse:\n  d\ne; f\n@g\ndef h():\n\n  i") == [1, 7, 8, 12]
     assert repl._python_ends("a\nif") == []
+    assert repl._python_ends("# nothing\n") == []
 
 
 @pytest.mark.parametrize("language", ["bash", "node"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,7 +211,8 @@ def test_whatever_is_not_caught_is_reported_and_fails_the_run(driver: Driver, co
 
 
 def test_an_error_between_runs_is_shown_and_harms_nobody(driver: Driver) -> None:
-    good(driver.run("let kept = 1; setTimeout(() => { throw new Error('between') }, 5)"))
+    good(driver.run("let kept = 1; process.once('SIGUSR2', () => { throw new Error('between') })"))
+    os.kill(driver.pid, signal.SIGUSR2)
     driver.wait_for(b"Error: between")
     assert "Error: between" in driver.printed()[1].decode()
     assert good(driver.run("console.log(kept)")) == "1\n"
@@ -257,10 +259,11 @@ def test_what_is_pending_goes_on_between_runs_and_delays_none(driver: Driver) ->
     code = """
         const server = require("net").createServer((socket) => socket.end("hello")).listen("./socket");
         setInterval(() => {}, 1000);
-        setTimeout(() => console.log("late"), 20);
+        process.once("SIGUSR2", () => setTimeout(() => console.log("late"), 1));
         require("child_process").spawn("sleep", ["100"]);
     """
     assert good(driver.run(code)) == ""
+    os.kill(driver.pid, signal.SIGUSR2)
     driver.wait_for(b"late\n")
     driver.printed()
     code = 'for await (const data of require("net").connect("./socket")) console.log(String(data))'

@@ -227,7 +227,7 @@ def _python_ends(text: str) -> list[int]:
         return []  # as a whole, for the interpreter inside to complain of, or to know better
     return [
         one.end_lineno
-        for one, other in zip(tree.body, [*tree.body[1:], None], strict=True)
+        for one, other in zip(tree.body, [*tree.body[1:], None], strict=False)
         if other is None or other.lineno > one.end_lineno
     ]
 

@@ -32,7 +32,8 @@ examples:
   hutch run -s work 'x = 6 * 7'; hutch run -s work 'print(x)'
 
 The program sees a fresh /workspace, /home/sandbox and /tmp, no network, and none of your files or variables unless you
-name them. Its exit code is hutch's own; 124 is the time limit, 137 another limit, 2 a wrong request, 125 hutch failed.
+name them. With -s the first run makes the sandbox, which keeps its options; later runs find its state and files.
+Its exit code is hutch's own; 124 is the time limit, 137 another limit, 2 a wrong request, 125 hutch failed.
 """
 
 _EXIT_CODES = {Outcome.TIMEOUT: 124, Outcome.MEMORY: 137, Outcome.DISK: 137, Outcome.OUTPUT: 137, Outcome.KILLED: 137}

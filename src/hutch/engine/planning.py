@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 from .. import process
 from ..config import cache_directory, can_keep, private_directories
 from ..errors import HostError, SpecError
 from ..isolation import jail, limits, mounts
-from ..model import File, GuestPath, HostPath, Plan, Source, Spec, Value
+from ..model import File, GuestPath, HostPath, Network, Plan, Rootfs, Source, Spec, Value
 from ..sources import host
 from . import state
 
@@ -60,8 +61,23 @@ def prepare(spec: Spec, code: str | None, own: tuple[mounts.CheckedMount, ...] =
     taken = {mount.guest_path for mount in checked}
     checked += tuple(mount for mount in own if mount.guest_path not in taken)
     paths = [path for mount in checked for path in (mount.host_path, mount.work_directory) if path]
-    machine = jail.inspect_host(token, spec.policy.network, rootfs, paths)
+    machine = _look_at_host(token, spec.policy.network, rootfs, paths)
     return Prepared(plan=jail.plan(spec, rootfs, checked, machine, code), warden=machine.warden, token=token)
+
+
+_MACHINE_SECONDS = 1.0
+_machines: dict[tuple[object, ...], tuple[float, jail.Host]] = {}
+
+
+def _look_at_host(token: str, wanted: Network, rootfs: Rootfs, paths: list[HostPath]) -> jail.Host:
+    """This machine, as it is or was a moment ago: who fills a pool need not look again for each sandbox."""
+    key = (wanted, rootfs.binds, *paths)
+    now = time.monotonic()
+    seen = _machines.get(key)
+    if seen is None or now - seen[0] > _MACHINE_SECONDS:
+        _machines.clear()
+        seen = _machines[key] = (now, jail.inspect_host(token, wanted, rootfs, paths))
+    return seen[1].replace(token=token)
 
 
 _compiled: dict[tuple[object, ...], tuple[File, ...]] = {}

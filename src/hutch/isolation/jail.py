@@ -511,4 +511,4 @@ def to_words(plan: Plan, *, status: int, lifeline: int, gate: int, control: int 
     for operation in plan.operations:
         words += operation
     words += ["bwrap", str(len(plan.bwrap) - 1), *plan.bwrap, *plan.command]
-    return b"".join(os.fsencode(word) + b"\0" for word in words)
+    return os.fsencode("\0".join(words) + "\0")
