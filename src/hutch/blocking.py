@@ -50,7 +50,7 @@ def run(
     spec = parse({"environment": environment, **request})
     prepared = prepare(spec, code)
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    result = supervisor.run(prepared.plan, prepared.warden, supervisor.Streams(stdin=data))
+    result = supervisor.run(prepared.plan, prepared.warden, supervisor.Streams(stdin=data), prepared.token)
     return result.check() if check else result
 
 

@@ -57,6 +57,27 @@ def run(hutch: Path, *words: str, data: str = "", **options: object) -> subproce
     )  # type: ignore[call-overload, no-any-return]
 
 
+def retire(hutch: Path, variables: dict[str, str]) -> None:
+    """End the daemon of a data directory, if it has one."""
+    script = "from hutch.serve import client; client.retire()"
+    subprocess.run([str(hutch.parent / "python"), "-c", script], env=variables, check=True)
+
+
+def test_what_the_wheel_holds_lets_a_session_live_between_commands(hutch: Path, tmp_path: Path) -> None:
+    variables = {**os.environ, "HUTCH_DATA_DIR": str(tmp_path / "own")}
+    try:
+        for environment, first, then in (
+            ("python", "x = 6 * 7", "print(x)"),
+            ("shell", "x=42", "echo $x"),
+            ("node", "let x = 42", "console.log(x)"),
+        ):
+            assert run(hutch, "run", "-s", environment, "-e", environment, first, env=variables).returncode == 0
+            done = run(hutch, "run", "-s", environment, then, env=variables)
+            assert (done.stdout, done.stderr, done.returncode) == ("42\n", "", 0)
+    finally:
+        retire(hutch, variables)
+
+
 def test_the_wheel_holds_all_that_a_run_needs(hutch: Path) -> None:
     done = run(hutch, "run", "print(6 * 7)")
     assert (done.stdout, done.stderr, done.returncode) == ("42\n", "", 0)
@@ -267,17 +288,20 @@ def test_the_readme_has_examples() -> None:
 
 @pytest.mark.parametrize("line", _examples())
 def test_every_example_of_the_readme_runs(hutch: Path, tmp_path: Path, line: str) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "job.py").write_text("import os; print(os.listdir('/data'))")
-    path = f"{hutch.parent}:{os.environ['PATH']}"
+    project = tmp_path / "project"
+    (project / "data").mkdir(parents=True)
+    (project / "job.py").write_text("import os; print(os.listdir('/data'))")
+    variables = {**os.environ, "PATH": f"{hutch.parent}:{os.environ['PATH']}", "HUTCH_DATA_DIR": str(tmp_path / "own")}
     done = subprocess.run(
         ["bash", "-c", line],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
+        cwd=project,
+        env=variables,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
+    retire(hutch, variables)
     assert done.returncode == 0, done.stderr
     expected = line.rpartition("# ")[2] if line.endswith("# 42") else ""
     assert expected in done.stdout

@@ -167,7 +167,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, result: Result, plan: Plan = PLAN) 
     """Everything but the sandbox itself; returns the streams that it was given."""
     given: list[supervisor.Streams] = []
 
-    def fake_run(_plan: Plan, _warden: str, streams: supervisor.Streams) -> Result:
+    def fake_run(_plan: Plan, _warden: str, streams: supervisor.Streams, _token: str) -> Result:
         given.append(streams)
         return result
 

@@ -112,7 +112,7 @@ def main(options: argparse.Namespace) -> int:
         stdout_fd=None if options.json else 1,
         stderr_fd=None if options.json else 2,
     )
-    result = supervisor.run(prepared.plan, prepared.warden, streams)
+    result = supervisor.run(prepared.plan, prepared.warden, streams, prepared.token)
     if options.json:
         print_json(result.to_json())
     _say_why(result, spec.policy.limits)

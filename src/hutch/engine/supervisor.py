@@ -35,19 +35,26 @@ class Streams(Value):
     stderr_fd: int | None = None
 
 
-def run(plan: Plan, warden: HostPath, streams: Streams | None = None) -> Result:
+def run(plan: Plan, warden: HostPath, streams: Streams | None = None, token: str = "") -> Result:
     """Execute a plan to its end.
+
+    Args:
+        plan: what to execute.
+        warden: the program that carries it out.
+        streams: where input comes from and output goes, beside the Result.
+        token: the name of the sandbox, for those who list what lives.
 
     Raises:
         HostError: this machine refused a layer of the isolation.
         StartError: the sandbox never started for another reason.
     """
-    return _Run(plan, warden, streams or Streams()).run()
+    return _Run(plan, warden, streams or Streams(), token).run()
 
 
 class _Run:
-    def __init__(self, plan: Plan, warden: HostPath, streams: Streams) -> None:
+    def __init__(self, plan: Plan, warden: HostPath, streams: Streams, token: str) -> None:
         self.plan = plan
+        self.label = [token, plan.environment, "-"] if token else []
         self.warden = warden
         self.streams = streams
         self.captured = [Stream(plan.limits.keep_bytes), Stream(plan.limits.keep_bytes)]
@@ -96,7 +103,7 @@ class _Run:
             status, lifeline, gate = theirs[2:]
             _write_all(words, jail.to_words(self.plan, status=status, lifeline=lifeline, gate=gate))
             guest = process.spawn(
-                [self.warden, "--args", str(words)],
+                [self.warden, "--args", str(words), *self.label],
                 stdin=stdin,
                 stdout=theirs[0],
                 stderr=theirs[1],

@@ -44,7 +44,7 @@ if [[ $0 != bash ]]; then
         done
         builtin printf '%s' '. "$1"; ' \
             'exit() { { __hutch_exit "$?" "$@"; } 2>/dev/null; builtin exit "${@:-$__hutch_status}"; }; ' \
-            'trap() { { __hutch_trap "$@"; } 2>/dev/null; builtin "${__hutch_call[@]}"; }; ' \
+            'trap() { { __hutch_more __hutch_trap "$@"; } 2>/dev/null; builtin "${__hutch_call[@]}"; }; ' \
             'if [[ $4 == resume ]]; then ' \
             '__hutch_load variables; { \builtin eval "$__hutch_text"; } 2>/dev/null; __hutch_resume "$@"; ' \
             'while __hutch_next_function; do \builtin eval "$__hutch_text"; done; ' \
@@ -59,17 +59,20 @@ if [[ $0 != bash ]]; then
     __hutch_first "$0" "$1"
 fi
 
-builtin trap : INT # until the first run an interrupt means nothing
-__hutch_file=$1 __hutch_runs=$2 __hutch_base=$3 __hutch_kept=$(($3 + 10)) __hutch_self=$BASH
-__hutch_phase=idle __hutch_token='' __hutch_status=0 __hutch_code='' __hutch_depth=0
-__hutch_suspended='' __hutch_flags='' __hutch_options='' __hutch_mode=''
-__hutch_line=() __hutch_lines=() __hutch_call=() __hutch_answer=$'ready\n' __hutch_is_whole=1
-declare -A __hutch_traps=()
-builtin eval "exec $((__hutch_base + 9))</dev/null"
-if [[ $4 == start ]]; then
-    builtin cd -- "$5"
-    builtin unset OLDPWD
-    builtin shopt -s expand_aliases
+if [[ ${__hutch_parts-0} == 0 ]]; then
+    builtin trap : INT # until the first run an interrupt means nothing
+    __hutch_parts=1
+    __hutch_file=$1 __hutch_runs=$2 __hutch_base=$3 __hutch_kept=$(($3 + 10)) __hutch_self=$BASH
+    __hutch_phase=idle __hutch_token='' __hutch_status=0 __hutch_code='' __hutch_depth=0
+    __hutch_suspended='' __hutch_flags='' __hutch_options='' __hutch_mode=''
+    __hutch_line=() __hutch_lines=() __hutch_call=() __hutch_answer=$'ready\n' __hutch_is_whole=1
+    declare -A __hutch_traps=()
+    builtin eval "exec $((__hutch_base + 9))</dev/null"
+    if [[ $4 == start ]]; then
+        builtin cd -- "$5"
+        builtin unset OLDPWD
+        builtin shopt -s expand_aliases
+    fi
 fi
 
 __hutch_ready() {
@@ -96,6 +99,7 @@ __hutch_ready() {
 
 __hutch_next() { # waits for a run; false when it is to be run behind the loop
     if [[ $__hutch_phase == run ]]; then
+        { __hutch_more builtin :; } 2>/dev/null
         __hutch_stray
     fi
     builtin mapfile -t -n 1 -u "$__hutch_kept" __hutch_line
@@ -116,7 +120,7 @@ __hutch_next() { # waits for a run; false when it is to be run behind the loop
         exec 0<"/proc/self/fd/$((__hutch_kept + 2))"
     fi
     if [[ ,${__hutch_rest##* }, == *,once,* ]]; then
-        { __hutch_once; } 2>/dev/null
+        { __hutch_more __hutch_once; } 2>/dev/null
         return 0
     fi
     if [[ -n ${__hutch_traps[INT]+set} ]]; then
@@ -136,6 +140,7 @@ __hutch_next() { # waits for a run; false when it is to be run behind the loop
 
 __hutch_is_behind() {
     if [[ $__hutch_phase == run ]]; then
+        { __hutch_more builtin :; } 2>/dev/null
         __hutch_stray
     fi
     __hutch_phase=run
@@ -143,13 +148,6 @@ __hutch_is_behind() {
 }
 
 __hutch_begin() { return "$__hutch_status"; }
-
-__hutch_stray() { # a `break` or `continue` outside of any loop, which could not be foreseen, was the loop's
-    builtin set +x
-    builtin printf '%s\n' 'bash: break: only meaningful in a `for'\'', `while'\'', or `until'\'' loop' >&2
-    __hutch_status=1
-    { __hutch_stop stray; } 2>/dev/null
-}
 
 # To set -e and to the ERR trap the `eval` is a command too, whose failure they would take for another one. So the end
 # of the run is announced from within, where the code surely is complete: what was appended to a half sentence would
@@ -187,30 +185,10 @@ __hutch_done() {
     return 0
 }
 
-# A run that is the only one is a process of its own, which is the best imitation of a script. Its file is the one
-# that this shell was started with, and has long read.
-
-__hutch_once() {
-    local __hutch_script=/dev/fd/9
-    if builtin printf 'builtin cd -- %q; builtin unset OLDPWD; %s' "$PWD" "$__hutch_code" >|"$__hutch_runs/bash"; then
-        __hutch_script=bash
-    fi
-    __hutch_code=__hutch_begin __hutch_status=0 __hutch_phase=once # an interrupt is for that process alone
-    (
-        builtin trap - INT EXIT
-        if [[ $__hutch_script == bash ]]; then
-            builtin cd -- "$__hutch_runs"
-            exec "$__hutch_self" --norc --noprofile bash
-        fi
-        exec "$__hutch_self" --norc --noprofile "$__hutch_script" 9<"/proc/self/fd/$((__hutch_kept + 1))"
-    ) 2>&"$((__hutch_kept + 4))" || __hutch_status=$?
-    __hutch_phase=run
-}
-
 # ---- the end of the shell -------------------------------------------------------------------------------------------
 
 __hutch_on_int='{ __hutch_interrupt; } 2>/dev/null'
-__hutch_on_exit='{ __hutch_leave "$?" "${FUNCNAME[1]+function}" "$@"; } 2>/dev/null; __hutch_restore_output; '
+__hutch_on_exit='{ __hutch_more __hutch_leave "$?" "${FUNCNAME[1]+function}" "$@"; } 2>/dev/null; __hutch_restore_output; '
 __hutch_on_exit+='if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; '
 __hutch_on_exit+='{ __hutch_restart; } 2>/dev/null'
 
@@ -249,6 +227,56 @@ __hutch_interrupt() {
         ;;
     esac
     return 0
+}
+
+# ---- what is seldom needed ------------------------------------------------------------------------------------------
+
+# The rest is read when it is first needed, as it takes longer than to start bash.
+
+__hutch_more() { # calls a function that is defined below
+    if [[ $__hutch_parts == 1 ]]; then
+        __hutch_parts=2
+        if builtin shopt -q expand_aliases; then
+            builtin shopt -u expand_aliases
+            builtin . "$__hutch_file"
+            builtin shopt -s expand_aliases
+        else
+            builtin . "$__hutch_file"
+        fi
+    fi
+    "$@"
+}
+
+if [[ $__hutch_parts == 1 && $4 == start ]]; then
+    return 0
+fi
+__hutch_parts=2
+
+__hutch_stray() { # a `break` or `continue` outside of any loop, which could not be foreseen, was the loop's
+    builtin set +x
+    builtin printf '%s\n' 'bash: break: only meaningful in a `for'\'', `while'\'', or `until'\'' loop' >&2
+    __hutch_status=1
+    { __hutch_stop stray; } 2>/dev/null
+}
+
+# A run that is the only one is a process of its own, which is the best imitation of a script. Its file is the one
+# that this shell was started with, and has long read.
+
+__hutch_once() {
+    local __hutch_script=/dev/fd/9
+    if builtin printf 'builtin cd -- %q; builtin unset OLDPWD; %s' "$PWD" "$__hutch_code" >|"$__hutch_runs/bash"; then
+        __hutch_script=bash
+    fi
+    __hutch_code=__hutch_begin __hutch_status=0 __hutch_phase=once # an interrupt is for that process alone
+    (
+        builtin trap - INT EXIT
+        if [[ $__hutch_script == bash ]]; then
+            builtin cd -- "$__hutch_runs"
+            exec "$__hutch_self" --norc --noprofile bash
+        fi
+        exec "$__hutch_self" --norc --noprofile "$__hutch_script" 9<"/proc/self/fd/$((__hutch_kept + 1))"
+    ) 2>&"$((__hutch_kept + 4))" || __hutch_status=$?
+    __hutch_phase=run
 }
 
 # What follows is seen by `declare -p`, which also lists the variables of the function that calls it.

@@ -28,6 +28,7 @@ _SOCKETS_FREE = 256
 _CLOSED_BYTES = 256 * MIB
 """What a process is taken to hide that lets nobody look into it."""
 _DISK_DEPTH = 128
+_START_SECONDS = 1.0
 
 
 def tree_pids(pid: int) -> list[int]:
@@ -106,8 +107,11 @@ def look_at_descriptors(pids: Sequence[int]) -> OpenFiles:
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
         except PermissionError:
-            # Who is dying lets nobody look, either, and has no memory left to hide anything in.
-            closed += pid in programs and "VmSize:" in read_text(f"/proc/{pid}/status")
+            # Who is dying lets nobody look, either, and has no memory left to hide anything in; nor does a child of
+            # pid 1 that is about to execute a program, and still is what pid 1 is.
+            is_dying = "VmSize:" not in read_text(f"/proc/{pid}/status")
+            is_starting = read_text(f"/proc/{pid}/comm").strip() == "init" and age_seconds(pid) < _START_SECONDS
+            closed += pid in programs and not is_dying and not is_starting
             continue
         except OSError:
             continue
@@ -122,6 +126,15 @@ def look_at_descriptors(pids: Sequence[int]) -> OpenFiles:
             except OSError:
                 continue
     return OpenFiles(unnamed=tuple(unnamed.values()), sockets=len(sockets), closed=closed)
+
+
+def age_seconds(pid: int) -> float:
+    """For how long a process has lived; 0 if there is none."""
+    try:
+        started = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+        return float(read_text("/proc/uptime").split()[0]) - started / os.sysconf("SC_CLK_TCK")
+    except (IndexError, ValueError):
+        return 0.0
 
 
 class Disk:
