@@ -63,6 +63,9 @@ class Box:
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
             try:
                 result = await self._run(name, run, listener)
+            except asyncio.CancelledError:
+                self._note_run(run, name, "abandoned")
+                raise
             except (GoneError, StartError) as error:
                 if error.code not in _NOT_BEGUN:
                     raise
@@ -89,7 +92,11 @@ class Box:
             GoneError: it was closed.
         """
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
-            result = await (await Program.start(await self.start(), command, listener)).wait()
+            try:
+                result = await (await Program.start(await self.start(), command, listener)).wait()
+            except asyncio.CancelledError:
+                self._note_run(command, "", "abandoned")
+                raise
         self.used_at = time.monotonic()
         lost, self._is_renewed = self._is_renewed, False
         return self._written(command, "", result.replace(state_lost=lost))
@@ -101,7 +108,9 @@ class Box:
             HostError, StartError: the sandbox cannot be started.
             GoneError: it was closed.
         """
-        return await Program.start(await self.start(), command, listener)
+        program = await Program.start(await self.start(), command, listener)
+        self._note_run(command, "", "started")
+        return program
 
     async def interrupt(self, interpreter: str | None = None) -> bool:
         """End what an interpreter runs now, as Ctrl-C would. False if it runs nothing."""
@@ -174,6 +183,9 @@ class Box:
 
     def _written(self, what: Run | Command, interpreter: str, result: Result) -> Result:
         return result
+
+    def _note_run(self, what: Run | Command, interpreter: str, how: str) -> None:
+        return
 
     def _note_file(self, action: str, path: str, size: int) -> None:
         return

@@ -133,12 +133,7 @@ class Session(Box):
 
     def _written(self, what: Run | Command, interpreter: str, result: Result) -> Result:
         self.record = self.record.replace(last_run_at=audit.timestamp())
-        if isinstance(what, Run):
-            event = "run"
-            details = {"interpreter": interpreter, **audit.describe_code(what.code)}
-        else:
-            event = "exec"
-            details = audit.describe_argv(what.argv)
+        event, details = _describe(what, interpreter)
         self._log.append(
             event,
             **details,
@@ -155,8 +150,18 @@ class Session(Box):
             self._log.append("limit", limit=limit)
         return result.replace(session=self.record.id)
 
+    def _note_run(self, what: Run | Command, interpreter: str, how: str) -> None:
+        event, details = _describe(what, interpreter)
+        self._log.append(event, **details, outcome=how)
+
     def _note_file(self, action: str, path: str, size: int) -> None:
         self._log.append("file", action=action, path=path, bytes=size)
+
+
+def _describe(what: Run | Command, interpreter: str) -> tuple[str, dict[str, Any]]:
+    if isinstance(what, Run):
+        return "run", {"interpreter": interpreter, **audit.describe_code(what.code)}
+    return "exec", audit.describe_argv(what.argv)
 
 
 class Sessions:
