@@ -1,4 +1,4 @@
-"""Our end of the agent's socket, with a socket of our own in its place: whatever comes, nothing is believed or leaked."""
+"""Our end of the agent's socket, with one of our own in its place: whatever comes, nothing is believed or leaked."""
 
 from __future__ import annotations
 

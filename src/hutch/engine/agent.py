@@ -267,9 +267,9 @@ class Agent:
             if not child.exited.done():
                 child.exited.set_result(value)
             return True
-        waiting = self._waiting.pop(number, None)
-        if waiting is None or word not in (b"ok", b"failed"):
+        if word not in (b"ok", b"failed") or number not in self._waiting:
             return False
+        waiting = self._waiting.pop(number)
         if word == b"ok":
             waiting.set_result(Answer(value=value, fd=fd))
         else:

@@ -40,7 +40,7 @@ _ARGUMENTS = {
     # Imported, not executed: only so its compiled form is used.
     "python": ("-S", "-c", f"import sys; sys.path.insert(0, {_GUEST!r}); import python; python.main()"),
     "bash": ("--norc", "--noprofile", jail.DRIVERS["bash"][1]),
-    "node": (jail.DRIVERS["node"][1],),
+    "node": ("--no-force-async-hooks-checks", jail.DRIVERS["node"][1], "session"),
 }
 
 

@@ -32,6 +32,8 @@ _SAID_BYTES = 4000
 _STATUS_BYTES = 4096
 _IDLE_SECONDS = 1.0
 _START_SECONDS = 30.0
+_ATTEMPTS, _PAUSE_SECONDS = 100, 0.02
+"""To remove the cgroups of a sandbox that lost its warden."""
 
 
 class LiveSandbox:
@@ -63,6 +65,7 @@ class LiveSandbox:
         self._fds: dict[str, int] = {}
         self._on_end: dict[object, Callable[[], None]] = {}
         self._interpreters: dict[str, Interpreter] = {}
+        self._is_orphaned = False
         self.child_pid = 0
         self.started: asyncio.Future[None] = self._loop.create_future()
         self.started.add_done_callback(_look_at)
@@ -318,7 +321,8 @@ class LiveSandbox:
 
     def _warden_ended(self) -> None:
         self._read_status()
-        if not any(words[0] == "ended" for words in self._reports):
+        self._is_orphaned = not any(words[0] == "ended" for words in self._reports)
+        if self._is_orphaned:
             # Somebody killed the warden alone. Its child dies with it; what that had already started may not have.
             for pid in [-self.child_pid, *limits.members(self._cgroups)]:
                 if pid:
@@ -340,8 +344,12 @@ class LiveSandbox:
             self._slirp.close()
             self._set_closed()
 
-    def _set_closed(self) -> None:
+    def _set_closed(self, attempts: int = _ATTEMPTS) -> None:
         self._clean_up()
+        if self._is_orphaned and attempts and any(map(os.path.isdir, self._cgroups)):
+            # Nobody waited for what was killed just now to be gone.
+            self._loop.call_later(_PAUSE_SECONDS, self._set_closed, attempts - 1)
+            return
         if not self.closed.done():
             self.closed.set_result(None)
 

@@ -51,6 +51,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._ready: deque[LiveSandbox] = deque()
         self._filling: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Future[None]] = set()
+        """Of runs that found none ready."""
         self._used: set[LiveSandbox] = set()
         self._leaving: set[asyncio.Future[None]] = set()
         """Of sandboxes that were used, and are not gone yet."""
@@ -78,10 +80,7 @@ class Pool:
         """
         async with self._engine.admission.ask(self.spec.policy.limits.memory_bytes):
             sandbox = await self._take()
-            self._used.add(sandbox)
             try:
-                if not self._is_open:
-                    raise GoneError("the pool was closed", code="sandbox.closed", hint="make a new one")
                 result = await sandbox.interpreter(self._interpreter).run(run, listener)
                 self._trouble, self._losses = False, 0
                 return result
@@ -104,8 +103,8 @@ class Pool:
         for sandbox in (*self._ready, *self._used):
             self._retire(sandbox)
         self._ready.clear()
-        while self._leaving or self._filling:
-            await asyncio.wait(self._leaving | self._filling)
+        while doomed := self._leaving | self._filling | self._starting:
+            await asyncio.wait(doomed)
             await asyncio.sleep(0)  # for those that take themselves out
 
     def _renew(self, used: LiveSandbox) -> None:
@@ -123,10 +122,22 @@ class Pool:
         while self._ready:
             sandbox = self._ready.popleft()
             if sandbox.is_alive:
+                self._used.add(sandbox)
                 return sandbox
         if not self._trouble:
             self._wanted = min(self._wanted + 1, self._size * _GROWTH)
-        return await self._engine.start(self.spec)
+        started: asyncio.Future[None] = self._loop.create_future()
+        self._starting.add(started)
+        try:
+            sandbox = await self._engine.start(self.spec)
+            self._used.add(sandbox)
+            if not self._is_open:
+                self._retire(sandbox)
+                raise GoneError("the pool was closed", code="sandbox.closed", hint="make a new one")
+        finally:
+            self._starting.discard(started)
+            started.set_result(None)
+        return sandbox
 
     def _fill(self) -> None:
         if not self._is_open or self._trouble:

@@ -30,7 +30,7 @@ __hutch_run+='{ __hutch_done; } 2>/dev/null; '
 __hutch_loop="while __hutch_next; do $__hutch_run done; if __hutch_is_behind; then $__hutch_run fi; "
 __hutch_loop+='\builtin eval "$__hutch_loop"; '
 
-if [[ $0 != bash ]]; then
+if [[ ${__hutch_parts-0} == 0 && $0 != bash ]]; then
     __hutch_first() {
         local -i base i
         local shelter='' move=''
@@ -126,14 +126,21 @@ __hutch_next() { # waits for a run; false when it is to be run behind the loop
     if [[ -n ${__hutch_traps[INT]+set} ]]; then
         builtin trap -- "${__hutch_traps[INT]}" INT
     fi
-    __hutch_add_end
+    local -i __hutch_is_short=$((${#__hutch_code} < 1000000)) # or else a look into it takes too long
+    if ((__hutch_is_short)); then
+        __hutch_add_end
+    fi
     if [[ -n $__hutch_suspended ]]; then
         __hutch_code="\\builtin set -$__hutch_suspended;$__hutch_code"
         __hutch_suspended=''
     fi
-    if [[ $__hutch_depth -lt 1000 && ($__hutch_code == *break* || $__hutch_code == *continue*) ]]; then
-        __hutch_depth=$((__hutch_depth + 1)) __hutch_phase=behind
-        return 1
+    if ((__hutch_is_short && __hutch_depth < 1000)); then
+        case $__hutch_code in
+        *break* | *continue*)
+            __hutch_depth=$((__hutch_depth + 1)) __hutch_phase=behind
+            return 1
+            ;;
+        esac
     fi
     return 0
 }
@@ -154,11 +161,12 @@ __hutch_begin() { return "$__hutch_status"; }
 # become part of it. The nesting makes sure that no stray closing word in the code ends the test early.
 
 __hutch_add_end() {
-    case $-:${__hutch_traps[ERR]+ERR}:$__hutch_code in
-    *v*:*:* | *:*:*set\ -*v*) return 0 ;; # it would be seen
-    *e*:*:* | *:ERR:* | *:*:*set\ -*e* | *:*:*errexit* | *:*:*ERR*) ;;
-    *) return 0 ;;
-    esac
+    if [[ $- == *v* || $__hutch_code == *'set -v'* ]]; then
+        return 0 # it would be seen
+    fi
+    if [[ $- != *e* && -z ${__hutch_traps[ERR]+set} && $__hutch_code != *'set -'* && $__hutch_code != *ERR* ]]; then
+        return 0
+    fi
     local __hutch_head='__hutch_check() { if :; then ( case x in x)' __hutch_tail=';; esac ) fi; }'
     if { builtin eval "$__hutch_head"$'\n'"$__hutch_code"$'\n'"$__hutch_tail"; } 2>/dev/null; then
         __hutch_code+=$'\n{ __hutch_done; } 2>/dev/null'
@@ -188,7 +196,8 @@ __hutch_done() {
 # ---- the end of the shell -------------------------------------------------------------------------------------------
 
 __hutch_on_int='{ __hutch_interrupt; } 2>/dev/null'
-__hutch_on_exit='{ __hutch_more __hutch_leave "$?" "${FUNCNAME[1]+function}" "$@"; } 2>/dev/null; __hutch_restore_output; '
+__hutch_on_exit='{ __hutch_more __hutch_leave "$?" "${FUNCNAME[1]+function}" "$@"; } 2>/dev/null; '
+__hutch_on_exit+='__hutch_restore_output; '
 __hutch_on_exit+='if __hutch_begin; then \builtin eval "$__hutch_code"; else \builtin eval "$__hutch_code"; fi; '
 __hutch_on_exit+='{ __hutch_restart; } 2>/dev/null'
 

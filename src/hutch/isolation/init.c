@@ -67,6 +67,7 @@ static void become_pid_1(char **words)
 {
     const char *at;
     CALL(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
+    CALL(umask, 022, 0, 0, 0, 0); /* not that of whoever started hutch */
     CALL(prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     /* Who died before that call sends no signal any more. */
     struct pollfd tether = {TETHER_FD, 0, 0};

@@ -73,7 +73,7 @@ ALLOWED = {
         getuid geteuid getgid getegid getresuid getresgid getgroups capget capset
         setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups""",
     "limits and scheduling": """
-        getrlimit setrlimit prlimit64 getrusage getpriority setpriority ioprio_get ioprio_set getcpu
+        getrlimit setrlimit getrusage getpriority setpriority ioprio_get ioprio_set getcpu
         sched_yield sched_getaffinity sched_getattr sched_setattr sched_getparam
         sched_setparam sched_getscheduler sched_setscheduler sched_get_priority_max sched_get_priority_min
         sched_rr_get_interval""",
@@ -142,6 +142,8 @@ def _conditional(*, host_writable: bool, counted: bool) -> dict[str, Block]:
         "shmget": _ALLOW if counted else refuse,
         "sched_setaffinity": _ALLOW if counted else refuse,
         "openat2": _verdict(_errno(_ENOSYS)) if host_writable else _ALLOW,
+        # The limits of pid 1 are open to whoever has its uid: without descriptors or processes it could start nothing.
+        "prlimit64": _one_of(0, (1,), refuse, _ALLOW),
         "ioctl": _one_of(1, _TERMINAL_REFUSED, refuse, _ALLOW),
         "socket": families,
         "socketpair": families,
