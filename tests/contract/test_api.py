@@ -21,6 +21,7 @@ from hutch import AsyncSandbox, HutchError, Pool, Sandbox
 
 from .harness import PYTHON, Hutch, descendants, living, wait_until
 from .live_harness import Caller, error_of, outcome, script_of
+from .test_network import tunnel
 
 
 @pytest.fixture
@@ -473,17 +474,24 @@ def test_a_process_that_cleans_up_nothing_leaves_nothing(hutch: Hutch, end: str)
 
 
 def test_a_process_with_a_network_ends_as_well(hutch: Hutch) -> None:
-    from .harness import need
-
-    need("slirp4netns", "tun")
-    if not hutch.is_root and not os.stat("/dev/net/tun").st_mode & 0o002:
-        pytest.skip("/dev/net/tun is closed to ordinary users: chmod 666 /dev/net/tun")
-
     def main() -> None:
         box = Sandbox(network="full").start()
         print(box.run("print(1)").stdout, end="")
 
-    assert program(hutch, main) == (0, "1\n", "")
+    with tunnel(hutch) as options:
+        assert program(hutch, main, **options) == (0, "1\n", "")
+
+
+def test_a_network_is_there_for_commands_as_well(hutch: Hutch) -> None:
+    def main() -> None:
+        with Sandbox("shell", network="full") as box:
+            print(box.exec(["sh", "-c", "cut -d: -f1 /proc/net/dev; cat /etc/resolv.conf"]).stdout, end="")
+
+    with tunnel(hutch) as options:
+        code, said, _ = program(hutch, main, **options)
+    assert code == 0
+    assert "tap0" in said
+    assert said.endswith("nameserver 10.0.2.3\n")
 
 
 def test_a_process_that_is_killed_takes_everything_along(hutch: Hutch) -> None:

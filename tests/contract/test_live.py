@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import stat
 import threading
 import time
 
@@ -14,7 +13,6 @@ import pytest
 
 from hutch import AsyncSandbox, Sandbox
 
-from .harness import need
 from .live_harness import Caller, error_of, open_files, outcome, wait_until
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -710,17 +708,3 @@ def test_whoever_waits_while_the_sandbox_is_closed_is_told(caller: Caller, what:
         return found[0][:2] if found else None, error_of(box.run, "1")[:2]
 
     assert caller(claim, what) == (("GoneError", "sandbox.closed"), ("GoneError", "sandbox.closed"))
-
-
-def test_a_network_is_there_for_commands_as_well(caller: Caller) -> None:
-    need("slirp4netns", "tun")
-    if not caller.hutch.is_root and not os.stat("/dev/net/tun").st_mode & stat.S_IWOTH:
-        pytest.skip("/dev/net/tun is closed to ordinary users: chmod 666 /dev/net/tun")
-
-    def claim() -> object:
-        with Sandbox("shell", network="full") as box:
-            return box.exec(["sh", "-c", "cut -d: -f1 /proc/net/dev; cat /etc/resolv.conf"]).stdout
-
-    said = caller(claim)
-    assert "tap0" in said
-    assert said.endswith("nameserver 10.0.2.3\n")

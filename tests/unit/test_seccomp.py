@@ -325,10 +325,19 @@ def test_a_dangerous_call_is_refused(call: str) -> None:
 
 
 def test_whatever_is_known_and_not_listed_is_refused(on: Filter) -> None:
-    judged = seccomp.allowed_names() | {call for call, *_ in CASES} | {"openat2", "shmget", "sched_setaffinity"}
+    judged = (
+        seccomp.allowed_names() | {call for call, *_ in CASES} | {"openat2", "shmget", "sched_setaffinity", "prlimit64"}
+    )
     for name in on.numbers.keys() - judged:
         assert on(name) == EPERM, name
         assert on(name, *(ALL_ONES,) * 6) == EPERM, name
+
+
+def test_the_limits_of_pid_1_cannot_be_changed(on: Filter) -> None:
+    assert on("prlimit64", 1, 7, 4096, 0) == EPERM
+    assert on("prlimit64", 1 | 1 << 32, 7, 4096, 0) == EPERM, "the kernel looks at the lower half"
+    for pid in (0, 2, 1000):
+        assert on("prlimit64", pid, 7, 4096, 0) == on("getpid")
 
 
 def test_a_number_without_a_name_is_not_implemented(on: Filter) -> None:
