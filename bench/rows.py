@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 PRINT = "print(1)"
 RAW = "raw"
-COLD, COLD_V1 = 3.2, 6.0
+COLD, RUN = 3.2, 12.0
 LIVE, HIT, VERB = 0.06, 0.10, 6.5
+WITH_SLOW_CGROUPS = {COLD: 6.0, RUN: 14.0}
 
 
 class Row:
@@ -33,7 +34,9 @@ class Row:
         Args:
             slow_cgroups: sandboxes join cgroups of version 1, which wait for the kernel.
         """
-        return COLD_V1 if self._budget == COLD and slow_cgroups else self._budget
+        if slow_cgroups and self._budget in WITH_SLOW_CGROUPS:
+            return WITH_SLOW_CGROUPS[self._budget]
+        return self._budget
 
 
 BASELINES = "without hutch"
@@ -48,9 +51,9 @@ ROWS = [
     Row("bwrap-python", BASELINES, "python in plain bwrap"),
     Row("jail-python", BASELINES, "python in hutch's jail, nothing around it"),
     Row("version", COMMANDS, "hutch --version", VERB),
-    Row("run", COMMANDS, "hutch run 'print(1)'", VERB),
-    Row("run-shell", COMMANDS, "hutch run -e shell true", VERB),
-    Row("run-workspace", COMMANDS, "hutch run --workspace DIR", VERB),
+    Row("run", COMMANDS, "hutch run 'print(1)'", RUN),
+    Row("run-shell", COMMANDS, "hutch run -e shell true", RUN),
+    Row("run-workspace", COMMANDS, "hutch run --workspace DIR", RUN),
     Row("run-network", COMMANDS, "hutch run --network full"),
     Row("cold-run", COLD_STARTS, "hutch.run()", COLD),
     Row("cold-pool", COLD_STARTS, "empty pool (async)", COLD),
@@ -60,6 +63,7 @@ ROWS = [
     Row("hit", WARM_STARTS, "pool hit (async)", HIT),
     Row("hit-blocking", WARM_STARTS, "pool hit", HIT),
     Row("live", WARM_STARTS, "one more run (async)", LIVE),
+    Row("live-rested", WARM_STARTS, "one more run after a pause (async)"),
     Row("live-blocking", WARM_STARTS, "one more run", LIVE),
     Row("live-session", WARM_STARTS, "one more run, session on disk (async)", LIVE),
     Row("live-session-blocking", WARM_STARTS, "one more run, session on disk", LIVE),
