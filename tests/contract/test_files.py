@@ -409,7 +409,7 @@ def test_a_crowded_directory_is_refused_in_time(caller: Caller) -> None:
 def test_a_tree_as_deep_as_paths_go_is_removed_and_not_followed_for_ever(caller: Caller) -> None:
     def claim(place: str) -> object:
         with Sandbox() as box:
-            code = "import os\nfor _ in range(400): os.mkdir('d'); os.chdir('d')\nos.chdir('/workspace')"
+            code = "import os\nfor _ in range(250): os.mkdir('d'); os.chdir('d')\nos.chdir('/workspace')"
             box.run(code).check()
             error = error_of(box.files.download, ".", place)
             box.files.remove("d", recursive=True)

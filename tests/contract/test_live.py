@@ -349,7 +349,7 @@ def test_a_terminal_can_be_resized_and_says_so(caller: Caller) -> None:
 def test_a_terminal_passes_control_characters_on(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox() as box:
-            process = box.spawn(["sh", "-c", "echo ready; cat; echo over; sleep 30"], terminal=(24, 80))
+            process = box.spawn(["sh", "-c", "echo ready; cat; echo over; exec sleep 30"], terminal=(24, 80))
             next(iter(process))
             process.write("hello\n")
             process.close_stdin()  # Ctrl-D
