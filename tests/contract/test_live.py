@@ -312,7 +312,9 @@ def test_two_threads_can_write_to_one_program(caller: Caller) -> None:
 def test_signals_reach_the_program_and_its_group(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox() as box:
-            process = box.spawn(["sh", "-c", "trap 'echo caught; exit 7' USR1; echo ready; sleep 30 & wait"])
+            code = "import signal, subprocess, sys\ndef caught(*_): print('caught'); sys.exit(7)\n"
+            code += "signal.signal(signal.SIGUSR1, caught); child = subprocess.Popen(['sleep', '30'])\n"
+            process = box.spawn(["python3", "-c", f"{code}print('ready', flush=True)\nsignal.pause()"])
             next(iter(process))
             sent = process.signal(signal.SIGUSR1)
             result = process.wait()

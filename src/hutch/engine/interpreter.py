@@ -167,6 +167,9 @@ class _Process:
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self._ending: asyncio.Future[tuple[int | None, str | None]] | None = None
         """Of the run that is active: how it ended."""
+        self._waiter: asyncio.Future[None] | None = None
+        """Whoever waits for that, and may give up without ending it."""
+        self._timer: asyncio.TimerHandle | None = None
         self._token = b""
         self._outcome: Outcome | None = None
         self._is_patient = True
@@ -243,13 +246,13 @@ class _Process:
         self._pipes.begin(capture)
         ending = self._ending = self._loop.create_future()
         self._token = os.urandom(16).hex().encode()
-        timers: list[asyncio.TimerHandle] = []
+        self._waiter = self._loop.create_future()
         try:
             self._send(run)
             if run.timeout_seconds is not None:
-                timers.append(self._loop.call_later(run.timeout_seconds, self._overdo, Outcome.TIMEOUT))
-                timers.append(self._loop.call_later(run.timeout_seconds + _GRACE_SECONDS, self._kill))
-            exit_code, signal_name = await asyncio.shield(ending)
+                self._timer = self._loop.call_later(run.timeout_seconds, self._overdo, Outcome.TIMEOUT)
+            await self._waiter
+            exit_code, signal_name = ending.result()
             await self._settle(exit_code)
         except asyncio.CancelledError:
             capture.mute()
@@ -258,8 +261,8 @@ class _Process:
                 await self.recover()
             raise
         finally:
-            for timer in timers:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._recovery is None:
                 self._conclude()
         if self._lie is not None:
@@ -338,7 +341,9 @@ class _Process:
         try:
             self._control.send(header.encode())
         except OSError:
-            self._kill()  # its end is on the way; or it closed what it listens to, and would never answer
+            # Its end is on the way; or it closed what it listens to, and would never answer.
+            self._is_unheard = True
+            self._kill()
 
     def _overdo(self, outcome: Outcome) -> None:
         """A limit is reached. Who only took too long may come back; who floods us may not."""
@@ -347,6 +352,7 @@ class _Process:
         self._outcome = outcome
         if outcome is Outcome.TIMEOUT and self._is_patient:
             self._post_signal(signal.SIGINT, "group")
+            self._timer = self._loop.call_later(_GRACE_SECONDS, self._kill)
         else:
             self._kill()
 
@@ -392,7 +398,7 @@ class _Process:
         except OSError as error:
             data = b""
             # What the kernel says when the other end is closed and something lies there unread.
-            self._is_unheard = isinstance(error, ConnectionResetError)
+            self._is_unheard = self._is_unheard or isinstance(error, ConnectionResetError)
         if not data:
             self._loop.remove_reader(self._control.fileno())
             return
@@ -408,6 +414,11 @@ class _Process:
             )
             self._sandbox.fail(self._lie)
 
+    def _tell(self, ending: asyncio.Future[tuple[int | None, str | None]], how: tuple[int | None, str | None]) -> None:
+        ending.set_result(how)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _hear(self, line: bytes) -> bool:
         if line == b"ready":
             if self.ready.done():
@@ -420,7 +431,7 @@ class _Process:
         if not words[2].isdigit() or len(words[2]) > 3 or int(words[2]) > 255 or self._ending.done():
             return False
         self._token = b""
-        self._ending.set_result((int(words[2]), None))
+        self._tell(self._ending, (int(words[2]), None))
         return True
 
     def end(self, status: int | None) -> None:
@@ -433,7 +444,7 @@ class _Process:
             return  # it was one too many
         self.is_gone = True
         if self._ending is not None and not self._ending.done():
-            self._ending.set_result((None, None) if status is None else verdict.read_status(status))
+            self._tell(self._ending, (None, None) if status is None else verdict.read_status(status))
             self._pipes.end()
         self._forget()
         if not self.ready.done():
