@@ -542,6 +542,8 @@ class House:
         for house in cls._all.values():
             for sandbox in house.engine.alive:
                 sandbox.forget()
+            for session in house._sessions.held if house._sessions is not None else ():
+                session.forget()
         cls._all.clear()
 
     def sessions(self) -> Sessions:

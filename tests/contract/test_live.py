@@ -312,16 +312,16 @@ def test_two_threads_can_write_to_one_program(caller: Caller) -> None:
 def test_signals_reach_the_program_and_its_group(caller: Caller) -> None:
     def claim() -> object:
         with Sandbox() as box:
-            code = "import signal, subprocess, sys\ndef caught(*_): print('caught'); sys.exit(7)\n"
+            code = "import signal, subprocess, sys\ndef caught(*_): sys.exit('caught')\n"
             code += "signal.signal(signal.SIGUSR1, caught); child = subprocess.Popen(['sleep', '30'])\n"
-            process = box.spawn(["python3", "-c", f"{code}print('ready', flush=True)\nsignal.pause()"])
+            process = box.spawn(["python3", "-c", f"{code}sys.stdout.write('ready\\n')\nsignal.pause()"])
             next(iter(process))
             sent = process.signal(signal.SIGUSR1)
             result = process.wait()
             left = wait_until(lambda: not [one for one in box.processes() if "sleep" in one["argv"]], 5)
-            return sent, result.exit_code, result.stdout, left
+            return sent, result.exit_code, result.stdout, result.stderr, left
 
-    assert caller(claim) == (True, 7, "ready\ncaught\n", True)
+    assert caller(claim) == (True, 1, "ready\n", "caught\n", True)
 
 
 @pytest.mark.parametrize("size", [(24, 80), (33, 144)])

@@ -73,6 +73,10 @@ class Session(Box):
         await super().rest(reason)
         self.keep_record()
 
+    def forget(self) -> None:
+        """In a forked process: it is the parent's, and ends with it."""
+        self._lock.forget()
+
     async def close(self) -> None:
         """Let it go: another process may have it."""
         try:

@@ -370,6 +370,12 @@ class Lock:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
+    def forget(self) -> None:
+        """In a forked process: close our copy, so that it is free when the holder lets go of its own."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
     def _sign(self, token: str) -> None:
         try:
             os.ftruncate(self._fd, 0)
