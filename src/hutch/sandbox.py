@@ -8,6 +8,7 @@ import os
 import weakref
 
 from .config import data_directory
+from .engine import state
 from .engine.box import Box
 from .engine.engine import Engine
 from .engine.files import Entry, Files, Transfer
@@ -531,6 +532,7 @@ class House:
             for other in [other for other in cls._all if other.is_closed()]:
                 del cls._all[other]  # what is in a house may know its loop, and keep it from being collected
             cls._all[loop] = cls()
+            loop.run_in_executor(None, state.clear_stale)  # what those left who were killed
             if not cls._is_forgotten_in_forks:
                 cls._is_forgotten_in_forks = True
                 os.register_at_fork(after_in_child=cls._forget_all)

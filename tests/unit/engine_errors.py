@@ -20,6 +20,7 @@ from hutch.engine.files import Files
 from hutch.engine.interpreter import Interpreter, Run, _Process
 from hutch.engine.record import Record
 from hutch.errors import GoneError, HostError, HutchError, ProtocolError, SessionError, SpecError, StartError
+from hutch.isolation import usage
 from hutch.model import MIB, HostPath, Limits, Outcome, Plan, Result
 from hutch.sources import host
 
@@ -209,6 +210,14 @@ def without_program(_scene: Any) -> None:
     host.realise(spec.parse(asked).environment)
 
 
+def look_without_descriptors(scene: Any) -> None:
+    def refuse(*_words: Any, **_options: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    scene.patch.setattr(usage, "open", refuse, raising=False)
+    usage.read_text("/proc/self/stat")
+
+
 # code, class, what provokes it, a part of the hint
 ROWS: list[tuple[str, type[HutchError], Provoke, str]] = [
     ("files.missing", SpecError, files(lambda files: files.read("none")), "files.list()"),
@@ -249,6 +258,7 @@ ROWS: list[tuple[str, type[HutchError], Provoke, str]] = [
     ),
     ("spec.text", SpecError, lambda _: sandbox.make_run(Limits(), "\ud800", b"", None, echo=False), "encoded"),
     ("spec.package", SpecError, lambda _: spec.parse({"packages": ["a b"]}), "letters, digits"),
+    ("host.descriptors", HostError, look_without_descriptors, "ulimit -n"),
     ("host.package", HostError, without_program, "apt install no-such-program"),
     ("spec.pool-size", SpecError, lambda _: sandbox.AsyncPool(size=-1), "size=8"),
     ("spec.running", SpecError, lambda _: sandbox.AsyncSandbox().stream("1").result, "to the end"),

@@ -546,7 +546,7 @@ def _explain(path: str, error: OSError) -> SpecError:
         return SpecError(
             f"{path} does not exist in the workspace", code="files.missing", hint="files.list() shows what does"
         )
-    if error.errno in (errno.ELOOP, errno.EXDEV):
+    if error.errno == errno.ELOOP:
         return SpecError(
             f"{path} goes through a link, which is not followed", code="files.link", hint="use the path it leads to"
         )

@@ -14,7 +14,7 @@ import socket
 import time
 
 from .. import process
-from ..errors import GoneError, HutchError
+from ..errors import GoneError, HostError, HutchError
 from ..isolation import jail, limits, network
 from ..model import Outcome, Result
 from . import state, verdict
@@ -203,7 +203,10 @@ class LiveSandbox:
 
     def _sample(self) -> None:
         if self.busy or not self._sampler.is_asleep():
-            over = self._sampler.look(time.monotonic(), self.child_pid)
+            try:
+                over = self._sampler.look(time.monotonic(), self.child_pid)
+            except HostError:
+                over = None  # no descriptor left to look with; at the next look there may be
             if over is not None:
                 self.kill(over)
                 return

@@ -64,7 +64,6 @@ class Pipes:
         """Who gets what is read. Without one it is kept, as far as a pipe would, for the next."""
         self._kept: list[tuple[int, bytes]] = []
         self._kept_size = 0
-        self._capacity = 0
         self._forget: Callable[[], object] = lambda: None
         try:
             for _ in range(count):
@@ -104,7 +103,7 @@ class Pipes:
         for index, fd in enumerate(self._ours):
             if fd < 0:
                 continue
-            left = self._capacity = self._capacity or fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+            left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)  # each time: the other side may have changed it
             while left > 0:
                 read = self._read(index)
                 if not read:

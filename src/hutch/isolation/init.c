@@ -307,6 +307,22 @@ static long open_terminal(const char *size, long *slave)
     return result;
 }
 
+/* What a child says before it is a program: nothing, if it became one. Whoever else runs in here has the uid to stop it
+ * on the way, and must not stop us with it. */
+static long hear_complaint(int from, long child)
+{
+    int error = 0;
+    for (int round = 0; round < 200; round++) {
+        struct pollfd poll = {from, POLLIN, 0};
+        long pause[2] = {0, 20000000};
+        if (CALL(ppoll, &poll, 1, pause, 0, 0) > 0)
+            return CALL(read, from, &error, sizeof error, 0, 0) == sizeof error ? -error : child;
+        CALL(kill, child, SIGCONT, 0, 0, 0);
+    }
+    CALL(kill, child, SIGKILL, 0, 0, 0);
+    return -EAGAIN;
+}
+
 static void spawn(struct packet *packet, ulong request)
 {
     int slot = 0, pipe[2], error = 0;
@@ -332,8 +348,8 @@ static void spawn(struct packet *packet, ulong request)
     CALL(close, pipe[1], 0, 0, 0, 0);
     if (slave >= 0)
         CALL(close, slave, 0, 0, 0, 0);
-    if (child > 0 && CALL(read, pipe[0], &error, sizeof error, 0, 0) == sizeof error)
-        child = -error; /* it is gone, and will be reaped with the orphans */
+    if (child > 0)
+        child = hear_complaint(pipe[0], child); /* who failed is gone, and will be reaped with the orphans */
     CALL(close, pipe[0], 0, 0, 0, 0);
     if (child < 0) {
         if (master >= 0)

@@ -6,10 +6,12 @@ wrong by no more than what happens between two looks.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 
+from ..errors import HostError
 from ..model import MIB, Value
 
 TYPE_CHECKING = False
@@ -246,9 +248,19 @@ def _private_memory(pid: int) -> int:
 
 
 def read_text(path: str) -> str:
-    """A small file of the kernel's, or "" where there is none."""
+    """A small file of the kernel's, or "" where there is none.
+
+    Raises:
+        HostError: this process has no descriptor left to look with. That there is none must not be concluded from it.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise HostError(
+                f"{path} cannot be looked at ({error.strerror})",
+                code="host.descriptors",
+                hint="raise the limit of open files: ulimit -n 65536",
+            ) from error
         return ""
