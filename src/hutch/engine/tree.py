@@ -77,12 +77,20 @@ def remove_tree(parent: int, name: str) -> None:
     Raises:
         OSError: something could not be removed.
     """
-    with Directory(_open_to_empty(parent, name)) as top:
-        while names := os.listdir(top):
-            for inner in names:
-                if not unlink(top, inner):
-                    _remove_directory(top, inner)
-    _remove_empty(parent, name)
+    for attempt in range(10):  # whoever still has it open may put something in
+        try:
+            with Directory(_open_to_empty(parent, name)) as top:
+                while names := os.listdir(top):
+                    for inner in names:
+                        if not unlink(top, inner):
+                            _remove_directory(top, inner)
+        except FileNotFoundError:
+            if attempt == 0:
+                raise
+            return  # another process was faster
+        if _remove_empty(parent, name):
+            return
+    os.rmdir(name, dir_fd=parent)
 
 
 def _remove_directory(top: int, name: str) -> None:
