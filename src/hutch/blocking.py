@@ -124,10 +124,9 @@ class _Portal:
             return
         from .sandbox import House
 
-        async def close_all() -> None:
-            await House.of_this_loop().close()
-
-        self.call(close_all())
+        house = House.of(self._loop)
+        if house is not None:
+            self.call(house.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()

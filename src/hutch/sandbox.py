@@ -539,6 +539,11 @@ class House:
         return cls._all[loop]
 
     @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> House | None:
+        """That of a loop, if it has one."""
+        return cls._all.get(loop)
+
+    @classmethod
     def _forget_all(cls) -> None:
         """In a forked child: let go of what the parent holds, or no sandbox would end before we do."""
         for house in cls._all.values():

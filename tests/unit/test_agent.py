@@ -23,7 +23,7 @@ from hutch.errors import GoneError, HutchError, ProtocolError
 def nothing_is_left_open() -> Iterator[None]:
     before = sorted(os.listdir("/proc/self/fd"))
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= set(before)
 
 
 class Inside:
@@ -389,4 +389,4 @@ def test_whatever_comes_is_an_answer_or_a_fault(packets: list[tuple[bytes, int]]
         assert len(inside.faults) <= 1
 
     run(work)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= set(before)

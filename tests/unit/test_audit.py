@@ -30,7 +30,7 @@ SOURCE = Path(hutch.__file__).parent.parent
 def nothing_is_left_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what others left may be collected meanwhile
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def sessions(data: Path) -> Store:
 def nothing_is_left_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def create(sessions: Store, name: str | None = None, **more: Any) -> Record:
@@ -499,7 +499,7 @@ def test_a_lock_of_a_session_that_was_just_removed_is_none(sessions: Store, monk
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(fcntl, "flock", remove_first)
     assert refusal(sessions.lock, made.id).code == "session.unknown"
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= set(before)
 
 
 def test_a_look_at_the_holder_does_not_make_a_session_busy(sessions: Store) -> None:

@@ -231,7 +231,7 @@ def test_a_run_leaves_no_descriptor_and_no_child(script: str, warden: StandIn) -
         warden.run(script)
     except HostError:
         pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert set(tree_pids(os.getpid())) <= others
 
 
@@ -245,4 +245,4 @@ def test_a_warden_that_cannot_be_executed_leaves_nothing(tmp_path: Path) -> None
         supervisor.run(plan, HostPath("/nonexistent/warden"))
     assert caught.value.code == "host.exec"
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

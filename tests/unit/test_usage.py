@@ -96,7 +96,7 @@ def test_the_look_at_the_disk_ends_in_a_deep_tree(tmp_path: Path, monkeypatch: p
     assert usage.tree_disk(str(tmp_path)) is not None
     (tmp_path / "1/2/3/4/5/6").mkdir()
     assert usage.tree_disk(str(tmp_path)) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_growth_counts_from_the_start_and_with_what_has_no_name(tmp_path: Path) -> None:

@@ -287,8 +287,6 @@ class Daemon:
         self._jobs += 1
         try:
             _send(writer, await self._carry_out(message, job, reader))
-            if job.afterwards is not None:
-                job.afterwards()
             await writer.drain()
         finally:
             self._jobs -= 1

@@ -38,8 +38,6 @@ class Job:
         self._listen = listen
         self.interrupt: Callable[[], Awaitable[bool]] | None = None
         """Ends what runs for it as Ctrl-C would; there once something does."""
-        self.afterwards: Callable[[], None] | None = None
-        """What is left to do when whoever asked has his answer."""
 
     def listen(self, index: int, chunk: bytes) -> None:
         """Pass output on."""
@@ -115,8 +113,8 @@ class Operations:
                 finally:
                     job.interrupt = None
             if is_first:
-                # After a crash whoever opens it must be told that its state is gone.
-                job.afterwards = lambda: self._remember(session)
+                # Before anybody hears of it: after a crash whoever opens it must be told that its state is gone.
+                self._remember(session)
             return {**_about(session, limits), "result": result.to_json()}
 
     def _remember(self, session: Session) -> None:
