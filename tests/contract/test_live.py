@@ -662,7 +662,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_replaced_and_that_is_told(call
             box.files.write("file", "1")
             mine = [living for living in census.find_sandboxes() if living.owner == os.getpid()]
             os.kill(mine[0].pid, signal.SIGTERM)
-            wait_until(lambda: not [living for living in census.find_sandboxes() if living.owner == os.getpid()])
+            wait_until(lambda: box._box._box.live is None)  # hutch has heard of it
             result = box.run("print('kept' in globals())")
             return len(mine), result.stdout, result.state_lost, box.run("1").state_lost, box.files.exists("file")
 
@@ -677,7 +677,7 @@ def test_lost_files_are_told_to_a_command_as_well(caller: Caller) -> None:
             first = box.exec(["touch", "file"])
             mine = [living for living in census.find_sandboxes() if living.owner == os.getpid()]
             os.kill(mine[0].pid, signal.SIGTERM)
-            wait_until(lambda: not [living for living in census.find_sandboxes() if living.owner == os.getpid()])
+            wait_until(lambda: box._box._box.live is None)  # hutch has heard of it
             second, third = box.exec(["ls"]), box.exec(["ls"])
             return first.state_lost, second.state_lost, second.stdout, third.state_lost
 
