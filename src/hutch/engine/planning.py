@@ -80,7 +80,7 @@ def _look_at_host(token: str, wanted: Network, rootfs: Rootfs, paths: list[HostP
     return seen[1].replace(token=token)
 
 
-_compiled: dict[tuple[object, ...], tuple[File, ...]] = {}
+_compiled: dict[tuple[object, ...], File] = {}
 
 
 def _compiled_driver(program: str | None) -> tuple[File, ...]:
@@ -95,16 +95,19 @@ def _compiled_driver(program: str | None) -> tuple[File, ...]:
         key = tuple((info.st_ino, info.st_size, info.st_mtime_ns) for info in (os.stat(source), os.stat(program)))
     except OSError:
         return ()
-    if key not in _compiled:
+    kept = _compiled.get(key)
+    if kept is None or not os.path.exists(kept.host_path or ""):  # whoever clears a cache need not ask us
         path = _find_compiled(source, program, "-".join(f"{part:x}" for info in key for part in info))
+        if path is None:
+            return ()
         guest = os.path.dirname(jail.DRIVERS["python"][1])
-        file = path and File(guest_path=GuestPath(f"{guest}/__pycache__/{os.path.basename(path)}"), host_path=path)
-        _compiled[key] = (file,) if file else ()
-    return _compiled[key]
+        name = GuestPath(f"{guest}/__pycache__/{os.path.basename(path)}")
+        kept = _compiled[key] = File(guest_path=name, host_path=path)
+    return (kept,)
 
 
 _COMPILE = """
-import os, py_compile, sys
+import py_compile, sys
 source, target = sys.argv[1:]
 name = "python." + sys.implementation.cache_tag + ".pyc"
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
@@ -115,17 +118,16 @@ py_compile.compile(source, target + "/" + name, "python.py", True, invalidation_
 def _find_compiled(source: str, program: str, name: str) -> HostPath | None:
     if not can_keep():
         return None
-    place = f"{cache_directory()}/guest"
+    place = f"{cache_directory()}/guest/{name}"
     try:
-        if not os.path.isdir(f"{place}/{name}"):
-            unfinished = f"{place}/.{process.make_token()}"
-            os.makedirs(unfinished, 0o700)
-            process.run([program, "-I", "-S", "-c", _COMPILE, source, unfinished])
-            os.rename(unfinished, f"{place}/{name}")
-        found = os.listdir(f"{place}/{name}")
+        os.makedirs(place, 0o700, exist_ok=True)
+        found = [file for file in os.listdir(place) if file.endswith(".pyc")]
+        if not found:
+            process.run([program, "-I", "-S", "-c", _COMPILE, source, place])  # in place in one step, whoever else does
+            found = [file for file in os.listdir(place) if file.endswith(".pyc")]
     except (OSError, HostError):
         return None  # it starts without, only later
-    return HostPath(f"{place}/{name}/{found[0]}") if found else None
+    return HostPath(f"{place}/{found[0]}") if found else None
 
 
 def check_code(code: str) -> None:
