@@ -160,10 +160,6 @@ class Agent:
             return False
         return True
 
-    async def stop(self, child: Child) -> None:
-        """SIGKILL for a child and everything that stayed in its session."""
-        await self.signal(child, signal.SIGKILL, "session")
-
     def close(self, error: HutchError) -> None:
         """Hang up. Whoever still waits gets the error."""
         if self._socket.fileno() < 0:

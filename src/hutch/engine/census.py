@@ -10,7 +10,6 @@ import os
 
 from ..isolation import usage
 from ..model import Value
-from ..process import start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def _describe(pid: int, words: list[str]) -> Living | None:
         processes=len(pids) - 1,
         memory_bytes=usage.tree_memory(pids),
         cpu_seconds=round(sum(_cpu_seconds(one) for one in pids), 2),
-        age_seconds=round(_uptime() - start_time(pid) / _TICKS, 2),
+        age_seconds=round(usage.age_seconds(pid), 2),
     )
 
 
@@ -136,7 +135,3 @@ def _command_line(pid: int) -> list[str]:
 def _cpu_seconds(pid: int) -> float:
     fields = usage.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS if len(fields) > 12 else 0.0
-
-
-def _uptime() -> float:
-    return float(usage.read_text("/proc/uptime").split()[0])

@@ -83,11 +83,6 @@ class Interpreter:
         self._was_lost = False
         """A process with state of earlier runs is gone, and no run was told so yet."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is there."""
-        return self._process is not None
-
     def start(self) -> asyncio.Future[None]:
         """Start the process, unless it is there. Done when that takes runs; nobody has to wait for it.
 
@@ -138,16 +133,6 @@ class Interpreter:
         """End what runs now, as Ctrl-C would. False if nothing does."""
         process = self._process
         return process is not None and await process.interrupt()
-
-    async def stop(self) -> None:
-        """End the process; the next run starts another one."""
-        if self._process is not None:
-            await self._process.stop()
-
-    def close(self) -> None:
-        """Let go of everything on our side; for when the sandbox is over."""
-        if self._process is not None:
-            self._process.end(None)
 
 
 class _Unheard(Exception):
@@ -383,10 +368,6 @@ class _Process:
             return False
         self._is_interrupted = True
         return await self._signal(signal.SIGINT, "group")
-
-    async def stop(self) -> None:
-        if await self._signal(signal.SIGKILL, "session") and self._child is not None:
-            await asyncio.wait([self._child.exited])
 
     # ---- what it says ----
 
