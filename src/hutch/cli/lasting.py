@@ -11,8 +11,9 @@ import select
 import signal
 import sys
 
+from ..engine.output import cannot_write
 from ..engine.planning import STDIN_BYTES, check_code
-from ..errors import HostError, HutchError, SpecError
+from ..errors import HutchError, SpecError
 from ..model import MIB, Limits, Outcome, Result, Value
 from ..spec import PER_RUN, parse, parse_mount
 from . import print_json, run
@@ -398,11 +399,7 @@ def pass_on(index: int, data: bytes) -> None:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise HostError(
-                f"the output cannot be written ({error.strerror})",
-                code="host.output",
-                hint="make room where the output goes, or send it elsewhere",
-            ) from error
+            raise cannot_write(error) from error
 
 
 def say_how_it_went(ran: Ran, *, told_of_loss: bool = True) -> None:

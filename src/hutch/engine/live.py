@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import time
 
@@ -78,7 +77,7 @@ class LiveSandbox:
         try:
             self._start()
         except BaseException as error:
-            self._clean_up()
+            state.clean_up(self.plan)
             if isinstance(error, OSError):
                 raise refused(error) from error
             raise
@@ -326,13 +325,7 @@ class LiveSandbox:
         self._read_status()
         self._is_orphaned = not any(words[0] == "ended" for words in self._reports)
         if self._is_orphaned:
-            # Somebody killed the warden alone. Its child dies with it; what that had already started may not have.
-            for pid in [-self.child_pid, *limits.members(self._cgroups)]:
-                if pid:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
+            state.kill_orphans(self.plan, self.child_pid)
         self._ended()
         self._loop.remove_reader(self._fds["warden"])
         self._warden.wait()
@@ -348,23 +341,13 @@ class LiveSandbox:
             self._set_closed()
 
     def _set_closed(self, attempts: int = _ATTEMPTS) -> None:
-        self._clean_up()
+        state.clean_up(self.plan)
         if self._is_orphaned and attempts and any(map(os.path.isdir, self._cgroups)):
             # Nobody waited for what was killed just now to be gone.
             self._loop.call_later(_PAUSE_SECONDS, self._set_closed, attempts - 1)
             return
         if not self.closed.done():
             self.closed.set_result(None)
-
-    def _clean_up(self) -> None:
-        """Do what the warden did not come to do."""
-        for path, _, _ in self.plan.work_directories:
-            if os.path.lexists(path):
-                try:
-                    state.remove_work_directory(path)
-                except OSError:
-                    continue
-        limits.remove_cgroups(self._cgroups)
 
     def _close(self, name: str) -> None:
         fd = self._fds.pop(name, -1)

@@ -6,6 +6,8 @@ import os
 import select
 from collections import deque
 
+from ..errors import HostError
+
 READ_BYTES = 65536
 """A pipe holds this much; asking for more only costs."""
 
@@ -52,6 +54,15 @@ class Stream:
             return (head + tail).decode("utf-8", "replace")
         marker = f"\n[... {self.dropped} bytes dropped ...]\n"
         return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace")
+
+
+def cannot_write(error: OSError) -> HostError:
+    """The error for output that its reader can take no more of."""
+    return HostError(
+        f"the output cannot be written ({error.strerror})",
+        code="host.output",
+        hint="make room where the output goes, or send it elsewhere",
+    )
 
 
 class Sink:

@@ -124,16 +124,7 @@ class Session(Box):
             raise SessionError(
                 f"{path} is not a directory", code="session.corrupt", hint=f"move it away, and mkdir {path}"
             )
-        return mounts.CheckedMount(
-            host_path=path,
-            guest_path=_GUEST_PATHS[name],
-            writable=True,
-            directory=True,
-            device=f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}",
-            inode=info.st_ino,
-            uid=info.st_uid,
-            gid=info.st_gid,
-        )
+        return mounts.pin(path, info, _GUEST_PATHS[name], writable=True)
 
     def _written(self, what: Run | Command, interpreter: str, result: Result) -> Result:
         self.record = self.record.replace(last_run_at=audit.timestamp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from ..config import cache_directory, data_directory
 from ..process import is_alive
@@ -10,6 +11,8 @@ from ..process import is_alive
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..model import Plan
 
 
 def work_places() -> list[str]:
@@ -85,6 +88,31 @@ def clear_stale() -> list[str]:
         except (OSError, RecursionError):
             continue  # still in use, another hutch was faster, or it is not what it seems
     return cleared
+
+
+def kill_orphans(plan: Plan, child_pid: int) -> None:
+    """Somebody killed a warden alone. Its child dies with it; what that had already started may not have."""
+    from ..isolation import limits
+
+    for pid in [-child_pid, *limits.members([directory for directory, _ in plan.cgroups])]:
+        if pid:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def clean_up(plan: Plan) -> None:
+    """Do what a warden did not come to do."""
+    from ..isolation import limits
+
+    for path, _, _ in plan.work_directories:
+        if os.path.lexists(path):
+            try:
+                remove_work_directory(path)
+            except OSError:
+                continue  # gone meanwhile
+    limits.remove_cgroups([directory for directory, _ in plan.cgroups])
 
 
 def make_work_directory(path: str, name: str, uid: int, gid: int) -> None:

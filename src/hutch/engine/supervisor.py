@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from .. import process
-from ..errors import HostError, HutchError
+from ..errors import HutchError
 from ..isolation import jail, limits, network
 from ..model import Outcome, Plan, Result, Value
 from . import state, verdict
-from .output import READ_BYTES, Sink, Stream
+from .output import READ_BYTES, Sink, Stream, cannot_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class _Run:
         finally:
             self._stop(guest)
             if guest is None or not self._ended():
-                self._clean_up()
+                state.clean_up(self.plan)
         reported = verdict.find_changed(obeyed, verdict.look_for_obeyed(self.plan))
         return self._result(int((time.monotonic() - started) * 1000)).replace(reported=reported)
 
@@ -128,15 +127,6 @@ class _Run:
         os.set_blocking(write, False)
         self.fds["stdin"] = write
         return read
-
-    def _clean_up(self) -> None:
-        """Do what the warden did not come to do."""
-        for path, _, _ in self.plan.work_directories:
-            try:
-                state.remove_work_directory(path)
-            except OSError:
-                continue  # never made, or already gone
-        limits.remove_cgroups(self.cgroups)
 
     def _stop(self, guest: process.Process | None) -> None:
         self._close("lifeline")
@@ -234,14 +224,8 @@ class _Run:
         self._close("lifeline")
 
     def _warden_is_gone(self) -> None:
-        """Somebody killed the warden alone. Its child dies with it; what that had already started may not have."""
         self.evidence |= set(limits.read_evidence(self.cgroups))
-        for pid in [-self.child_pid, *limits.members(self.cgroups)]:
-            if pid:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        state.kill_orphans(self.plan, self.child_pid)
 
     def _read(self, fd: int, name: str) -> bool:
         try:
@@ -283,11 +267,7 @@ class _Run:
                 except BrokenPipeError:
                     raise
                 except OSError as error:
-                    raise HostError(
-                        f"the output cannot be written ({error.strerror})",
-                        code="host.output",
-                        hint="make room where the output goes, or send it elsewhere",
-                    ) from error
+                    raise cannot_write(error) from error
             if not sink.is_blocked:
                 source = self.fds.get(("stdout", "stderr")[index])
                 if source is not None:

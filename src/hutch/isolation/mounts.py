@@ -129,19 +129,24 @@ def _check(mount: Mount, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -
     if mount.guest_path in ("/workspace", "/project") and not stat.S_ISDIR(info.st_mode):
         raise _refuse(mount, f"{path} is a file", f"for one file: --mount {path}:/data/NAME", "mount.kind")
     _refuse_sensitive(mount, path, unsafe, private)
-    checked = CheckedMount(
-        host_path=HostPath(path),
-        guest_path=mount.guest_path,
-        writable=mount.writable,
+    checked = pin(HostPath(path), info, mount.guest_path, writable=mount.writable)
+    if checked.writable and checked.directory and Unsafe.UNPROTECTED_MOUNTS not in unsafe:
+        return _guard(checked)
+    return checked
+
+
+def pin(path: HostPath, info: os.stat_result, guest_path: GuestPath, *, writable: bool) -> CheckedMount:
+    """A mount of what was looked at, and of nothing else that may come to be there."""
+    return CheckedMount(
+        host_path=path,
+        guest_path=guest_path,
+        writable=writable,
         directory=stat.S_ISDIR(info.st_mode),
         device=f"{os.major(info.st_dev)}:{os.minor(info.st_dev)}",
         inode=info.st_ino,
         uid=info.st_uid,
         gid=info.st_gid,
     )
-    if checked.writable and checked.directory and Unsafe.UNPROTECTED_MOUNTS not in unsafe:
-        return _guard(checked)
-    return checked
 
 
 def _refuse_sensitive(mount: Mount, path: str, unsafe: tuple[Unsafe, ...], private: tuple[str, ...]) -> None:
