@@ -1,8 +1,8 @@
 /* Pid 1 of a sandbox, which everything in it descends from and which ends it by ending.
  *
  *   init STATUS LIMITS WRITABLE CMD...   runs one program as its child, reaps, and reports how it really ended.
- *   agent STATUS LIMITS WRITABLE DIR     serves requests that come on a socket until that is closed: start a program, send a
- *                               signal, open a file of the workspace.
+ *   agent STATUS LIMITS WRITABLE DIR     serves requests that come on a socket until that is closed: start a program,
+ *                                        send a signal, open a file of the workspace.
  *
  * Both are undumpable, so that no program can read their memory or open their descriptors, set the limits that count
  * per user namespace, and give up for good to change any file but below WRITABLE, a list of paths with ":" between
